@@ -186,7 +186,7 @@ def plan(
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if scales is not None and kind is not Sm100Config:
-        raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
+        raise PlanError(without_block_scales(target, kind, scale_format(scales)))
     parts = PlanParts(
         epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k,
         None if mainloop is None else as_promoted(mainloop),
@@ -200,10 +200,8 @@ def plan(
             indexed=indexed, gated=gates, pair=pair, scales=scales, ragged=ragged, along_k=along_k,
             mainloop=mainloop,
         )  # fmt: skip
-        if chosen is not None:
-            return on_blackwell(config=chosen)
         columns = n if order is None else columns_of_order(order, m, n)
-        rule = _for_blackwell((m, columns, batch), target, parts, scales is not None)
+        rule = tcgen05_configs((m, columns, batch), target, parts, scales is not None, chosen)
         return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
@@ -225,7 +223,7 @@ def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
             raise PlanError(refusal_beside_hopper(name, target.name))
 
 
-def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
+def without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
     """Why an architecture's kernel takes no block scales, and the way out."""
     if kind is Sm90Config:
         why = "no wgmma has block scales"
@@ -258,19 +256,33 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
-def _for_blackwell(sizes: tuple[int, int, int], target: Arch, parts: PlanParts, scaled: bool) -> Iterator[Sm100Config]:
-    """The configurations of the rule for tcgen05, the best first. `sizes`: m, n, batch."""
+def tcgen05_configs(
+    sizes: tuple[int, int, int], target: Arch, parts: PlanParts, scaled: bool = False, asked: Sm100Config | None = None
+) -> Iterator[Sm100Config]:
+    """The configurations for tcgen05, the best first. One with a tile is alone; others have the rule's tiles.
+
+    sizes  m, n, batch;   asked  the caller's configuration
+
+    >>> none = PlanParts(*[None] * 9)
+    >>> [each.tile for each in tcgen05_configs((16, 4096, 1), arch_named("b200"), none, asked=Sm100Config(stages=4))]
+    [(128, 32), (128, 256)]
+    """
+    own = asked or Sm100Config()
+    if own.tile is not None:
+        yield own
+        return
     if parts.gated is not None:  # whole spans of 128 bytes of each matrix
         unit = parts.gated.matrices * MN_SPAN
         widest = 256 if parts.mainloop is None else unit
-        yield Sm100Config((128, widest // unit * unit))
+        yield replace(own, tile=(128, widest // unit * unit))
         return
     m, n, batch = sizes
     unit = 1 if parts.epilogue is None else parts.epilogue.columns
-    yield choose_sm100(
+    best, _ = choose_sm100(
         m, n, batch=batch, arch=target, unit=unit, scaled=scaled, ragged=parts.ragged, mainloop=parts.mainloop
-    )[0]
-    yield Sm100Config((128, 128) if scaled or parts.mainloop is not None else (128, 256))
+    )
+    yield replace(own, tile=best.tile)
+    yield replace(own, tile=(128, 128) if scaled or parts.mainloop is not None else (128, 256))
 
 
 def mma_configs(
@@ -492,6 +504,16 @@ SQUARE = (
     Sm90Config((128, 128), loader="warp"),
     Sm90Config((64, 64), consumers=1, loader="warp"),
 )
+
+
+def square_config(m: int, batch: int = 1) -> Sm90Config:
+    """The square tile of a symmetric product whose main loop promotes. Tiles of 64x64 where larger leave SMs idle.
+
+    >>> [square_config(m).tile for m in (1024, 4096)]
+    [(64, 64), (128, 128)]
+    """
+    _, large, small = SQUARE  # the first one's cluster has no configuration of such a main loop that was measured
+    return large if (m // large.tile[0]) ** 2 * batch > _MANY else small
 
 
 def _config_of(target: Arch) -> type[Config]:

@@ -10,6 +10,7 @@ from ..arguments import as_int, refusal, shown
 from ..errors import OperandError
 from ..torch_op.api import linear
 from ..torch_op.checks import check_activation
+from ..torch_op.prepared import Config, choice_of
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 torch.fx.wrap("linear")  # torch.fx.symbolic_trace records the call, and does not look inside
@@ -153,6 +154,7 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
     activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh; "swiglu" and "geglu" gate the first half of
                 the columns with the second, and the result has out_features / 2
     allow_tf32  whether float32 weights may be multiplied as tf32; default as `layoutgemm.matmul`
+    config      the kernel's configuration, as of `layoutgemm.matmul`; `swap_linears` leaves it out
 
     Parameters and state dict are torch.nn.Linear's. Trains, and works under autocast and torch.compile. While
     derivatives are recorded, the kernel computes bias and relu, another kernel a gate, and torch other activations.
@@ -165,20 +167,24 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
     [[1.0, 0.0]]
     """
 
+    config: Config | None = None  # of a layer that an older version saved
+
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True,
         device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
-        activation: str | None = None, allow_tf32: bool | None = None,
+        activation: str | None = None, allow_tf32: bool | None = None, config: Config | None = None,
     ) -> None:  # fmt: skip
         check_activation(activation)
+        choice_of(config)
         check_features(in_features=in_features, out_features=out_features)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation, self.allow_tf32 = activation, allow_tf32
+        self.activation, self.allow_tf32, self.config = activation, allow_tf32, config
 
     @classmethod
     def of(
-        cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None
-    ) -> DenseLinear:
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None,
+        config: Config | None = None,
+    ) -> DenseLinear:  # fmt: skip
         """The layer with the parameters of another. The same tensors, so that ties and optimizers stay.
 
         >>> layer = torch.nn.Linear(2, 3)
@@ -187,11 +193,12 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
         """
         check_layer(layer, "layer of DenseLinear.of")
         sizes = layer.in_features, layer.out_features
-        made = cls(*sizes, layer.bias is not None, device="meta", activation=activation, allow_tf32=allow_tf32)
+        options = {"activation": activation, "allow_tf32": allow_tf32, "config": config}
+        made = cls(*sizes, layer.bias is not None, device="meta", **options)  # type: ignore[arg-type]
         made.weight, made.bias = layer.weight, layer.bias
         return made.train(layer.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = weight_and_bias(self, DenseLinear)
-        return linear(input, weight, bias, self.activation, self.allow_tf32)
+        return linear(input, weight, bias, self.activation, self.allow_tf32, self.config)

@@ -10,12 +10,11 @@ from cutlass.operators.metadata import EpilogueMetadata
 from cutlass.operators.utils.device import to_cuda_stream
 
 from ..errors import LayoutError, PlanError
-from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.worker import Kernel, plan_of
 from ..torch_op.launch import PreparedProblem, compiled_kernel
 from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
-from .design import AnyKernel, BlackwellKernel, checked_design, design_of, name_of, operands_of, targets_of
+from .design import checked_design, design_of, name_of, operands_of, targets_of
 from .epilogues import finish_for
 from .problems import by, check_memory, choose, code_for, has_tensor_memory, problem_of, solution_of, torch_type
 
@@ -30,11 +29,6 @@ def stream_of(stream: object) -> int:
     return stream if isinstance(stream, int) else int(to_cuda_stream(stream, skip_if_ffi=False))
 
 
-def compile_kernel(kernel: AnyKernel) -> CompiledGemm:
-    """The compiled kernel: from memory, from the cache on disk, or compiled. No GPU is needed."""
-    return compiled_kernel(kernel) if isinstance(kernel, Kernel) else plan_of(kernel).compile()  # type: ignore[arg-type]
-
-
 @LayoutgemmProvider.register
 class DenseOperator(api.Operator):
     """A dense or batched product by one kernel, of any size that `_supports` takes."""
@@ -44,9 +38,9 @@ class DenseOperator(api.Operator):
 
     def __init__(self, metadata: api.OperatorMetadata) -> None:
         super().__init__(metadata)
-        design = checked_design(metadata, Kernel, BlackwellKernel)
+        design = checked_design(metadata, Kernel)
         self.code: str = design.code
-        self.kernel: AnyKernel = design.kernel  # type: ignore[assignment]
+        self.kernel: Kernel = design.kernel  # type: ignore[assignment]
         if (self.kernel.epilogue is None) is not (metadata.epilogue is None):
             raise PlanError(
                 f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew"
@@ -64,7 +58,7 @@ class DenseOperator(api.Operator):
         try:
             code = code_for(target_sm)
             kernel, why = choose(problem_of(args, code, finish_for(args)))
-            made = plan_of(kernel)  # type: ignore[arg-type]
+            made = plan_of(kernel)
         except LayoutError:
             return []
         types = args.A.dtype, args.B.dtype, args.out.dtype
@@ -98,7 +92,7 @@ class DenseOperator(api.Operator):
     def _compile(self, args: api.GemmArguments, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
         """Compile for any sizes, by metadata alone."""
         self._check_code(target_sm)
-        return api.CompiledArtifact(compile_kernel(self.kernel), self, targets_of(self.code)[0])
+        return api.CompiledArtifact(compiled_kernel(self.kernel), self, targets_of(self.code)[0])
 
     def _run(
         self, args: api.GemmArguments, compiled_artifact: api.CompiledArtifact, stream: object, workspace: object = None

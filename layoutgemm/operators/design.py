@@ -23,34 +23,16 @@ from ..errors import PlanError
 from ..kernels.compile.compiler import kernel_facts
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.derive import Operand
-from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combinations import Asked
 from ..kernels.plan import GemmPlan
-from ..kernels.planner import plan
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm100.plan import Sm100Config, Sm100Plan
+from ..kernels.sm100.choose import Sm100Choice
+from ..kernels.sm100.plan import Sm100Plan
 from .api import api
 
 TMA_BYTES = 16  # to which TMA needs addresses and pitches aligned
-
-
-class BlackwellKernel(NamedTuple):
-    """A kernel of tcgen05, as `Kernel` is of the others. Configuration, types and orders, batch, epilogue, target."""
-
-    config: Sm100Config
-    operands: tuple[str, str, str]
-    batched: bool = False
-    epilogue: Epilogue | None = None
-    code: str = "sm_100a"
-
-    def plan(self, m: int, n: int, k: int, batch: int) -> GemmPlan:
-        """The kernel's plan for these sizes."""
-        a, b, c = self.operands
-        return plan(
-            m, n, k, batch=batch, arch=self.code, a=a, b=b, c=c, config=self.config, epilogue=self.epilogue,
-        )  # fmt: skip
 
 
 class PlannedKernel(NamedTuple):
@@ -65,9 +47,6 @@ class PlannedKernel(NamedTuple):
         return f"{made.a.dtype.name}:{made.a.order}", f"{made.b.dtype.name}:{made.b.order}", f"{made.c.dtype.name}:row"
 
 
-AnyKernel = Kernel | BlackwellKernel
-
-
 @dataclass(kw_only=True)
 class ChosenDesign(BLASDesignMetadata):
     """The design of an operator, from which it is built again.
@@ -78,16 +57,17 @@ class ChosenDesign(BLASDesignMetadata):
     """
 
     code: str
-    kernel: AnyKernel | PlannedKernel
+    kernel: Kernel | PlannedKernel
     why: str = ""
 
 
 def design_of(
-    kernel: AnyKernel | PlannedKernel, code: str, made: Sm90Plan | Sm80Plan | Sm100Plan, why: str
+    kernel: Kernel | PlannedKernel, code: str, made: Sm90Plan | Sm80Plan | Sm100Plan, why: str
 ) -> ChosenDesign:
     """The design of a kernel, whose plan is `made`."""
-    mma: type[MmaInstruction] = BlackwellTcgen05Mma if isinstance(kernel, BlackwellKernel) else HopperWgmma
-    if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice):
+    choice = kernel.choice if isinstance(kernel, Kernel) else None
+    mma: type[MmaInstruction] = BlackwellTcgen05Mma if isinstance(choice, Sm100Choice) else HopperWgmma
+    if isinstance(choice, Sm80Choice):
         mma = AmpereMma
     cluster = (*getattr(made.config, "cluster", (1, 1)), 1)
     return ChosenDesign(
@@ -96,7 +76,7 @@ def design_of(
     )  # fmt: skip
 
 
-def checked_design(metadata: api.OperatorMetadata, *kinds: type[AnyKernel | PlannedKernel]) -> ChosenDesign:
+def checked_design(metadata: api.OperatorMetadata, *kinds: type[Kernel | PlannedKernel]) -> ChosenDesign:
     """The design of an operator's metadata, which may have been altered since it was made.
 
     kinds  of kernels that the operator launches
@@ -118,19 +98,18 @@ def checked_design(metadata: api.OperatorMetadata, *kinds: type[AnyKernel | Plan
     return design
 
 
-def code_of(kernel: AnyKernel | PlannedKernel) -> str:
+def code_of(kernel: Kernel | PlannedKernel) -> str:
     """The code that a kernel is compiled for: "sm_90a"."""
     if isinstance(kernel, PlannedKernel):
         return kernel.planned.arch.name
-    if isinstance(kernel, BlackwellKernel):
-        return kernel.code
-    return kernel.choice.arch if isinstance(kernel.choice, Sm80Choice) else "sm_90a"
+    return kernel.choice.arch if isinstance(kernel.choice, Sm80Choice | Sm100Choice) else "sm_90a"
 
 
-def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel) -> str:
+def unlike(kernel: Kernel | PlannedKernel, needed: Kernel | PlannedKernel) -> str:
     """The difference between an operator's kernel and the one that arguments need.
 
-    >>> one = BlackwellKernel(Sm100Config(), ("bf16:row", "bf16:col", "bf16:row"))
+    >>> from layoutgemm import Sm100Config
+    >>> one = Kernel(Sm100Choice(Sm100Config()), ("bf16:row", "bf16:col", "bf16:row"))
     >>> unlike(one, one._replace(operands=("f16:row", "bf16:row", "bf16:row")))
     'A is f16:row and B is bf16:row; the operator takes A as bf16:row and B as bf16:col'
     >>> unlike(one, one._replace(batched=True))
@@ -140,16 +119,13 @@ def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel)
     if pairs:
         given, taken = (" and ".join(f"{x[0]} {word} {x[at]}" for x in pairs) for word, at in (("is", 1), ("as", 2)))
         return f"{given}; the operator takes {taken}"
-    if isinstance(kernel, Kernel | BlackwellKernel) and isinstance(needed, Kernel | BlackwellKernel):
+    if isinstance(kernel, Kernel) and isinstance(needed, Kernel):
         if kernel.batched is not needed.batched:
             found = ("no batch", "batches") if kernel.batched else ("a batch", "matrices")
             return f"A has {found[0]}, and the operator is of {found[1]}"
         if kernel.epilogue != needed.epilogue:
             return "epilogue is another function, or of operands of other shapes, than the operator's"
-    new, own = (
-        code_facts(x.planned if isinstance(x, PlannedKernel) else plan_of(x))  # type: ignore[arg-type]
-        for x in (needed, kernel)
-    )
+    new, own = (code_facts(x.planned if isinstance(x, PlannedKernel) else plan_of(x)) for x in (needed, kernel))
     unequal = list(_differences(new, own))
     if not unequal:
         return "A, B and out need the kernel's operands exchanged"
@@ -171,7 +147,7 @@ def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, ob
         yield name, x, y
 
 
-def name_of(kernel: AnyKernel | PlannedKernel, code: str, made: GemmPlan, kind: str) -> str:
+def name_of(kernel: Kernel | PlannedKernel, code: str, made: GemmPlan, kind: str) -> str:
     """An operator's name. It is made of all that decides the code of its kernel, the same in every process."""
     text = "_".join([text.replace(":", "-") for text in kernel.operands])
     digest = hashlib.sha256(json.dumps(code_facts(made), sort_keys=True).encode()).hexdigest()
@@ -189,9 +165,7 @@ def targets_of(code: str) -> list[api.TargetSm]:
     return [api.TargetSm(code.removeprefix("sm_"))]
 
 
-def operands_of(
-    kernel: AnyKernel, types: tuple[type[Numeric], ...], accumulator: type[Numeric]
-) -> GemmOperandsMetadata:
+def operands_of(kernel: Kernel, types: tuple[type[Numeric], ...], accumulator: type[Numeric]) -> GemmOperandsMetadata:
     """The constraints of A, B and C: types, contiguous index, alignment of pitches and addresses."""
     made = [_constraint(text, kind, bytes_) for text, kind, bytes_ in zip(kernel.operands, types, _alignment(kernel))]
     return GemmOperandsMetadata(*made, accumulator_type=accumulator)
@@ -202,12 +176,12 @@ def _constraint(text: str, kind: type[Numeric], alignment: int) -> OperandConstr
     return DenseTensorConstraints(kind, stride, max(1, alignment * 8 // kind.width), alignment)
 
 
-def _alignment(kernel: AnyKernel) -> tuple[int, ...]:
+def _alignment(kernel: Kernel) -> tuple[int, ...]:
     """Bytes that A, B and C are aligned to."""
-    if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice):
+    if isinstance(kernel.choice, Sm80Choice):
         a, b, c = kernel.choice.config.align
         return (b, a, c) if kernel.choice.swapped else (a, b, c)
     stored = TMA_BYTES
-    if isinstance(kernel, Kernel) and getattr(kernel.choice.config, "store", "") == "direct":
+    if getattr(kernel.choice.config, "store", "") == "direct":
         stored = dtype(Operand.parse(kernel.operands[2]).dtype).bytes
     return TMA_BYTES, TMA_BYTES, stored

@@ -17,9 +17,9 @@ from ..arch import arch, of_capability, with_feature
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
 from ..kernels.run.operand_checks import check_operands, same_memory
-from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm100.choose import Sm100Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
 from ..torch_op.prepared import LaunchEpilogue, alignment_of, gpu, target
@@ -27,7 +27,7 @@ from ..torch_op.problem import Problem, Solution, StridedOperand
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
 from .api import api
-from .design import AnyKernel, BlackwellKernel, unlike
+from .design import unlike
 
 RESULT = "D"  # the epilogue's name of `out`
 
@@ -183,45 +183,33 @@ def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None
     check_memory_of_out(args)
     room = room_of(code)
     epilogue, separate = (None, False) if finish is None else (finish.epilogue, finish.keep_batch_separate)
-    return Problem(a, b, c, room.places, room.gpu, None, epilogue, separate, code, room.smem)
+    asked = Sm100Choice(Sm100Config(), code) if has_tensor_memory(code) else None
+    return Problem(a, b, c, room.places, room.gpu, asked, epilogue, separate, code, room.smem)
 
 
-def by(kernel: AnyKernel, problem: Problem) -> Problem:
+def by(kernel: Kernel, problem: Problem) -> Problem:
     """The problem with the kernel's configuration as the caller's, where torch_op takes one."""
-    given = isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm90Choice)
-    return replace(problem, config=kernel.choice) if given else problem  # type: ignore[union-attr,arg-type]
+    given = isinstance(kernel.choice, Sm90Choice | Sm100Choice)
+    return replace(problem, config=kernel.choice) if given else problem  # type: ignore[arg-type]
 
 
-def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
+def solution_of(problem: Problem, kernel: Kernel | None = None) -> Solution:
     """The one launch of a problem: by that kernel, or by the best.
 
     Raises OperandError for a problem that needs copies or several launches, and for one that the kernel does not take.
     """
-    blackwell = has_tensor_memory(problem.code)
-    code = problem.code
-    # TMA reads the same operands there: which order each has, the rules of sm_90a say.
-    problem = replace(problem, code="sm_90a", smem=0) if blackwell else problem
     found = solve(problem if kernel is None else by(kernel, problem))
     for copy in found.copies:
         if copy is not None:
             raise OperandError(f"{copy.why}: an operator copies nothing; layoutgemm.matmul does")
     if len(found.launches) != 1:
         raise OperandError(f"{len(found.launches)} launches: an operator is one; layoutgemm.matmul makes them")
-    if blackwell and isinstance(found.kernel.choice, Sm80Choice):
-        raise OperandError(f"{code}: TMA does not read these operands in place; {found.why}")
-    ours = found.kernel if not blackwell else _blackwell(found.kernel, code)
-    if kernel is not None and ours != kernel:
-        raise OperandError(unlike(kernel, ours))
+    if kernel is not None and found.kernel != kernel:
+        raise OperandError(unlike(kernel, found.kernel))
     return found
 
 
-def choose(problem: Problem) -> tuple[AnyKernel, str]:
+def choose(problem: Problem) -> tuple[Kernel, str]:
     """The kernel of a problem and why. Raises OperandError where none takes it in one launch, without copies."""
     found = solution_of(problem)
-    if has_tensor_memory(problem.code):
-        return _blackwell(found.kernel, problem.code), f"the default of {problem.code}"
     return found.kernel, found.why
-
-
-def _blackwell(kernel: Kernel, code: str) -> BlackwellKernel:
-    return BlackwellKernel(Sm100Config(), kernel.operands, kernel.batched, kernel.epilogue, code)

@@ -10,6 +10,7 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -17,6 +18,7 @@ import torch
 import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
+from ..arguments import unknown_argument
 from ..dtypes import f32
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
@@ -29,7 +31,7 @@ from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
 from .autograd.activation import behind_relu, by_autograd
 from .autograd.kept import MAX_KEPT, kept_gradients, recorder
-from .autograd.products import gradients, stand_in
+from .autograd.products import Multiply, gradients, stand_in
 from .bias_activation import ACTIVATIONS, GATES, scaled_by_torch
 from .checks import (
     PLAIN,
@@ -65,7 +67,7 @@ from .launch import PreparedProblem, ProductCall, current_device, mark_written, 
 from .operands.api import matmul_combined
 from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
-from .prepared import PREPARED, Config, choice_of
+from .prepared import PREPARED, Config, choice_of, of_derivatives
 from .prologue.api import prologue_product
 from .prologue.product import ALONE
 
@@ -107,6 +109,8 @@ def repeated_first(
     taken, calls = frozenset(takes), RepeatedCalls()
 
     def decorated(product: F) -> F:
+        names = inspect.signature(product).parameters.keys()
+
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
@@ -130,10 +134,10 @@ def repeated_first(
                 shared = shared[0]
             at = id(shared) ^ id(options["epilogue"]) if "epilogue" in options else id(shared)
             known = calls.last.get(at)
-            if known:
-                found = known(tensors, options)
-                if found is not None:
-                    return found
+            if known and (found := known(tensors, options)) is not None:
+                return found
+            if not known and not names >= options.keys():
+                raise unknown_argument(product, options)
             first = tensors[0][0] if type(tensors[0]) in SEVERAL and tensors[0] else tensors[0]
             try:
                 kind: tuple[object, ...] = (first.shape, shared.shape, len(tensors), *options)
@@ -209,7 +213,7 @@ def _call_of(guard: Guard[PreparedProblem], activation: str | None, turned: bool
         if (ready.tf32 and not tf32_allowed(None)) or (recorded and not ready.of_matrices):
             return None
         c: torch.Tensor | None = ready.product(a, b, bias)
-        return _record(a, b, bias, (c, ready, activation, turned)) if recorded and c is not None else c
+        return _record(a, b, bias, (c, ready, activation, turned, None)) if recorded and c is not None else c
 
     return call
 
@@ -265,7 +269,9 @@ def matmul(
     given       what it reads and writes, by name: numbers and tensors (see `torch_op.epilogue`). No gradients; under
                 torch.compile, where the epilogue is made before, torch.export and torch.func.vmap as everywhere
     config      the kernel's configuration, an Sm90Config or Sm90Choice; default what `layoutgemm.tune` measured for the
-                product, or else `kernels.sm90.choose.rules.choose`
+                product, or else `kernels.sm90.choose.rules.choose`. An Sm100Config asks for the tcgen05 kernel on
+                compute capability 10.x and 11.0, where no other runs: no GPU has run it here. Without a tile in it the
+                rule of `layoutgemm.plan` chooses one
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
     combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
@@ -376,7 +382,7 @@ def matmul(
                     a, b, bias=bias, activation=activation, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
                 )
             ready = _prepared(a, b, out, bias, activation, config, out_dtype)
-            first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, ready, activation, False))
+            first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, ready, activation, False, config))
             return first
         if _finished_by_torch(a, b, out, activation, out_dtype):
             value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
@@ -427,7 +433,7 @@ def _repeated(
     if is_new:
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
     if recorded:
-        return _record(a, b, bias, (c, ready, activation, False))
+        return _record(a, b, bias, (c, ready, activation, False, config))
     if not ready.tf32:  # float32 needs the caller's leave each time
         note_served(functools.partial(_served, ready, given, out, c))
     return c
@@ -498,9 +504,9 @@ def _is_one_node(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, act
 
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None,
-    allow_tf32: bool | None = None,
+    allow_tf32: bool | None = None, config: Config | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """matmul(x, weight.mT, bias=bias, activation=activation), of a weight (N, K).
+    """matmul(x, weight.mT, bias=bias, activation=activation, config=config), of a weight (N, K).
 
     Where autograd records a call, the weight itself is the node's operand: there is no view, nor its derivative. That
     view takes a fifth of the host's time of both passes. The first call saves the same tensors as a repeated one, since
@@ -511,7 +517,7 @@ def linear(
 
     Raises as `matmul`, and OperandError for a weight that is no matrix, or whose class refuses the product.
     """
-    if not _is_traced():
+    if config is None and not _is_traced():
         if (again := _linear_again(x, weight, bias, activation)) is not None:
             return again
         if (
@@ -527,7 +533,7 @@ def linear(
                 return _first_linear(x, weight, bias, activation, allow_tf32)
     try:
         matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
-        return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+        return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32, config=config)
     except NotImplementedError as error:
         if type(weight) in PLAIN:
             raise
@@ -546,7 +552,7 @@ def _first_linear(
     with torch.no_grad():
         c = matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
     ready = _prepared(x, matrix, None, bias, activation, None, None)
-    first: torch.Tensor = _RecordedProduct.apply(x, weight, bias, (c, ready, activation, True))
+    first: torch.Tensor = _RecordedProduct.apply(x, weight, bias, (c, ready, activation, True, None))
     return first
 
 
@@ -596,7 +602,7 @@ def _linear_by_facts(
     guarded(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given, ready, MAX_READY)
     if not (_grad_enabled() and any(each.requires_grad for each in given)):
         return c
-    return _record(x, weight, bias, (c, ready, activation, True))
+    return _record(x, weight, bias, (c, ready, activation, True, None))
 
 
 def _linear_prepared(
@@ -644,7 +650,8 @@ def _seen_by_autograd_alone(bias: torch.Tensor | None) -> bool:
 class _RecordedProduct(torch.autograd.Function):
     """A product that was computed, with its gradients in eager mode: kept launches.
 
-    made  the product, its launch, its activation, and whether b holds the transpose of what was multiplied
+    made  the product, its launch, its activation, whether b holds the transpose of what was multiplied, and the
+          caller's configuration
 
     `operators.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
     `matmul` records its products.
@@ -653,20 +660,20 @@ class _RecordedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-        made: tuple[torch.Tensor, PreparedProblem | None, str | None, bool],
+        made: tuple[torch.Tensor, PreparedProblem | None, str | None, bool, Config | None],
     ) -> torch.Tensor:  # fmt: skip
-        c, prepared, activation, turned = made
+        c, prepared, activation, turned, config = made
         # Each operand is kept for the other's gradient alone, as torch.mm does it.
         keeps_b, keeps_a, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, None if activation is None else c)
         stand_ins = None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
-        ctx.facts = prepared, stand_ins, None if bias is None else bias.dtype, turned
+        ctx.facts = prepared, stand_ins, None if bias is None else bias.dtype, turned, config
         return c
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, rectified = ctx.saved_tensors
-        prepared, stand_ins, kind_of_bias, turned = ctx.facts
+        prepared, stand_ins, kind_of_bias, turned, config = ctx.facts
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
         if rectified is not None:
@@ -681,7 +688,7 @@ class _RecordedProduct(torch.autograd.Function):
                     of_bias = bias_gradient(grad, kind_of_bias)
                 return left, right, of_bias, None
         of_bias = bias_gradient(grad, kind_of_bias) if wants_bias else None
-        left, right = gradients(a, b.mT if turned else b, (wants_a, wants_b), grad, _derived)
+        left, right = gradients(a, b.mT if turned else b, (wants_a, wants_b), grad, _derived(config))
         return left, right.mT if turned and right is not None else right, of_bias, None
 
 
@@ -722,9 +729,10 @@ def _gradients_again(
     return call(a, b, grad)
 
 
-def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """A derivative's product: float32 has been allowed for the product that it derives."""
-    return matmul(left, right, out_dtype=kind, allow_tf32=True)
+def _derived(config: Config | None) -> Multiply:
+    """The product of derivatives of one with that configuration, for which float32 has been allowed."""
+    own = of_derivatives(config)
+    return lambda left, right, kind: matmul(left, right, out_dtype=kind, allow_tf32=True, config=own)
 
 
 def _longer(

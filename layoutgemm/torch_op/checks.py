@@ -221,14 +221,17 @@ def output_type(a: torch.Tensor, b: torch.Tensor, asked: object) -> torch.dtype:
     return stored_as(a.dtype, asked)
 
 
-def stored_as(multiplied: torch.dtype, asked: object) -> torch.dtype:
-    """The type of a product of that type. Raises OperandError for one that the kernels do not store."""
+def stored_as(multiplied: torch.dtype, asked: object, said: torch.dtype | None = None) -> torch.dtype:
+    """The type of a product of that type. Raises OperandError for one that the kernels do not store.
+
+    said  the type that the error names, of a product that is stored likewise
+    """
     possible = C_TYPES[NAMES[multiplied]]
     if asked is None:
         return usual_type(multiplied)
     if not isinstance(asked, torch.dtype) or C_NAMES.get(asked) not in possible:
         known = listed(TYPES[name] for name in possible)
-        raise OperandError(f"out_dtype {asked}: a product of {multiplied} is stored as {known}")
+        raise OperandError(f"out_dtype {asked}: a product of {said or multiplied} is stored as {known}")
     return asked
 
 

@@ -15,7 +15,10 @@ from ..arch import arch
 from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
+from ..kernels.operands.gated import combination
+from ..kernels.operands.pair import SecondPair
 from ..kernels.partials import whole_rows
+from ..kernels.planner import PlanParts, tcgen05_configs
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import (
@@ -32,14 +35,15 @@ from ..kernels.sm90.choose.rules import (
 from ..kernels.sm90.config import Sm90Config, check_tiles, check_whole_rows
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.request import check_rows
+from ..kernels.sm100.choose import Sm100Choice
 from . import tuned_store as tuned
 from .problem import Problem, Solution
 
 
 def choose_kernel(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str], names: tuple[str, str, str], direct: bool
-) -> tuple[Sm90Choice, str]:
-    """The first configuration whose plan can be derived, and the reason for it.
+) -> tuple[Sm90Choice | Sm100Choice, str]:
+    """The first configuration whose plan can be derived, and the reason for it. By tcgen05 it is the caller's.
 
     sizes   m, n, k and the batch of one launch
     orders  "row" or "col" of A, B and C
@@ -55,6 +59,8 @@ def choose_kernel(
     >>> choice.config.launch
     'tiles'
     """
+    if problem.by_tcgen05:
+        return choose_by_tcgen05(problem, sizes, names)
     m, n, k, batch = sizes
     last: LayoutError | None = None
     for choice, why in _candidates(problem, sizes, orders):
@@ -122,7 +128,7 @@ def _candidates(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]
 ) -> Iterator[tuple[Sm90Choice, str]]:
     """Choices for sm_90a's production kernel, the best first; those of the other family are `sm80.choose.by_lines`."""
-    if problem.config is not None:
+    if isinstance(problem.config, Sm90Choice):
         yield problem.config, "given by the caller"
         return
     m, n, k, batch = sizes
@@ -184,6 +190,41 @@ def _next_best(
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why
         yield from nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
+
+
+def choose_by_tcgen05(
+    problem: Problem, sizes: tuple[int, int, int, int], names: tuple[str, str, str]
+) -> tuple[Sm100Choice, str]:
+    """The caller's configuration of the tcgen05 kernel, with the rule's tile where it has none.
+
+    sizes, names  as for `choose_kernel`
+
+    Raises OperandError with the reason where no plan can be derived.
+
+    >>> from layoutgemm.kernels import Sm100Config
+    >>> from layoutgemm.torch_op.problem import StridedOperand
+    >>> x = StridedOperand((64, 64), (64, 1), "bf16")
+    >>> problem = Problem(x, x, x, config=Sm100Choice(Sm100Config(stages=3)), code="sm_100a")
+    >>> choose_by_tcgen05(problem, (64, 64, 64, 1), ("bf16:row",) * 3)[0].config.tile
+    (128, 32)
+    """
+    assert isinstance(problem.config, Sm100Choice)
+    (m, n, k, batch), asked = sizes, problem.config.config
+    gated, pair = combination(problem.gated), SecondPair(problem.second_k) if problem.second_k else None
+    parts = PlanParts(problem.epilogue, gated, None, None, pair, None, None, None, None)
+    last: LayoutError | None = None
+    for config in tcgen05_configs((m, n, batch), arch(problem.code), parts, asked=asked):
+        choice = Sm100Choice(config, problem.code)
+        kernel = Kernel(choice, names, batch > 1, problem.epilogue, problem.gated, pair is not None)
+        try:
+            tile = kernel.plan(m, n, k, batch).tile
+        except LayoutError as error:
+            last = last or error
+            continue
+        why = f"tiles of {tile[0]}x{tile[1]} by the rule, not measured; tcgen05 was asked for"
+        return choice, "given by the caller" if asked.tile else why
+    types = f"a {names[0]}, b {names[1]}, c {names[2]}"
+    raise OperandError(f"no tcgen05 kernel for {types}, {m}x{n}x{k}: {last}") from last
 
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch
@@ -266,7 +307,7 @@ def _multiplying(solution: Solution, problem: Problem) -> float:
     m, n, k, batch = solution.sizes
     size, choice = dtype(problem.a.dtype).bytes, solution.kernel.choice
     moved = (m * k + n * k) * size * batch / MODEL.memory
-    if isinstance(choice, Sm90Choice):
+    if not isinstance(choice, Sm80Choice):
         products = 2 * m * n * k * batch * size / 2 / MODEL.by_tma
         return len(solution.launches) * (max(products, moved) + MODEL.launch)
     config, rows, columns = choice.config, *((n, m) if choice.swapped else (m, n))

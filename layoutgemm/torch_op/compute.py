@@ -53,7 +53,7 @@ def finished_product(
     if bias is None and activation is None:
         return product(a, b, kind, config, out)
     bias = None if bias is None else bias.resolve_neg()
-    if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device(), kind, config) and b.ndim > 1 and 0 not in (*a.shape, *b.shape):
         finish = fused(bias, activation, kind, b.shape[-1])
         if finish is not None:
             return launched(a, b, kind, config, out, finish)
@@ -66,7 +66,7 @@ def scaled_product(
     config: Config | None = None, out: torch.Tensor | None = None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """alpha * (a @ b) + beta * c, stored as `kind`. It is a new tensor, or `out`; `in_place` where that is c itself."""
-    if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and 0 not in (*a.shape, *b.shape):
+    if on_gpu(a.get_device()) and fuses(a.get_device(), kind, config) and 0 not in (*a.shape, *b.shape):
         shape = shapes_of(a.shape, b.shape).result
         c = None if c is None else c.resolve_neg()  # a copy lives until the launch
         finish = fused_gemm(alpha, beta, c, in_place, kind, shape)

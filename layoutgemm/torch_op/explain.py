@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..arguments import names_unknown
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
@@ -41,7 +42,14 @@ from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
 from .scaled_grouped.api import beside_sums, takes_placed_rows
-from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
+from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales
+from .scaled_grouped.explain import (
+    explain_block_scaled,
+    explain_grouped,
+    explain_grouped_epilogue,
+    explain_own_epilogue,
+    explain_scaled,
+)
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
@@ -55,17 +63,18 @@ __all__ = ["Explanation", "explain_matmul"]
 _ADDED = "its rows are added to those that add_rows names"
 
 
+@names_unknown
 def explain_matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor] | Packed, *,
-    out: torch.Tensor | None = None, config: Config | PackedConfig | None = None,
+    out: torch.Tensor | None = None, config: Config | PackedConfig | None = None, out_recipe: object = None,
     out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
-    recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
-    offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
-    combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
-    out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
-    out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
-    order: Order | None = None, triangles: Triangles | None = None, add_rows: torch.Tensor | None = None,
+    scale_a: Scale | None = None, scale_b: Scale | None = None, recipe_a: object = None, recipe_b: object = None,
+    swizzle_a: object = None, swizzle_b: object = None, use_fast_accum: bool = True, copy_rows: bool | None = None,
+    offsets: torch.Tensor | None = None, offs: torch.Tensor | None = None, counts: torch.Tensor | None = None,
+    expected_rows: int | None = None, combine: Combine | None = None, given: Mapping[str, object] | None = None,
+    rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
+    epilogue: Epilogue | None = None, prologue: Prologue | None = None, order: Order | None = None,
+    triangles: Triangles | None = None, add_rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
@@ -77,8 +86,8 @@ def explain_matmul(
     With row indices it is `matmul`'s or `grouped_matmul`'s. With a QuantizedWeight as b it is `quantized_matmul`'s,
     with QuantizedExperts and offsets `quantized_grouped_matmul`'s; scale_a is scale_x. The arguments are theirs.
 
-    For CPU tensors it explains the call on an H200. `matmul`'s bias, and an activation that is no gate, are ignored:
-    they change neither copies nor configuration.
+    For CPU tensors it explains the call on an H200, with an Sm100Config on a B200. `matmul`'s bias, and an activation
+    that is no gate, are ignored: they change neither copies nor configuration.
 
     Raises as the product does.
 
@@ -87,7 +96,7 @@ def explain_matmul(
     >>> for part in explain_matmul(a, b).copies[0].split("; "):
     ...     print(part)
     b: lines lie 1023 * 2 = 2046 bytes apart, no multiple of 16
-    copied row-major, lines 1024 elements apart, 8388606 bytes
+    copied row-major, lines 1024 elements apart, 8388608 bytes
     >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
     'Sm90Plan 4096x1024x4096: A bf16 row'
     >>> eight = torch.empty(512, 256, dtype=torch.float8_e4m3fn)
@@ -113,18 +122,17 @@ def explain_matmul(
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
-    parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
-    if (found := in_steps or _together(a, b, parts, given, others)) is not None:
+    in_steps = in_steps or _of_blocks(a, b, others, functions, (swizzle_a, swizzle_b))
+    if found := in_steps or _together(a, b, (order, prologue, combine, epilogue, triangles), given, others):
         return found
     if prologue is not None:
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
     if rows is not None or out_rows is not None or add_rows is not None:
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
             return _copied_rows(a, b, rows, more)
-        untaken = {name: more[name] for name in ("scale_a", "offs", "expected_rows")}
-        untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
+        untaken = {name: more[name] for name in ("scale_a", "offs", "expected_rows")} | functions
         operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts, add_rows)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if TYPE_CHECKING:
@@ -145,6 +153,22 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _of_blocks(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor], options: Options,
+    functions: Options, swizzles: tuple[object, object],
+) -> Explanation | None:  # fmt: skip
+    """The explanation of `scaled_matmul` with block scales; None for other products."""
+    scales = options["scale_a"], None if isinstance(b, (tuple, list)) else options["scale_b"]
+    if _in_groups(options) or not asks_block_scales(a, *scales, *swizzles):
+        return None
+    beside = *functions.values(), *[options[name] for name in ("rows", "add_rows", "out_rows", "row_weights")]
+    if isinstance(a, tuple) or not isinstance(b, torch.Tensor) or any(x is not None for x in beside):
+        raise OperandError(BESIDE)
+    names = "bias", "activation", "out", "out_dtype", "out_recipe", "config"
+    own = options["recipe_a"], options["recipe_b"], *swizzles, *[options[name] for name in names]
+    return explain_block_scaled(BlockArguments(a, scales[0], b, scales[1], *own))
 
 
 def _scaled_parts(

@@ -9,9 +9,10 @@ from math import prod
 import torch
 
 from ..errors import OperandError
-from ..kernels.derive import padded_leading
+from ..kernels.derive import memory_unit, padded_leading
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.plan import Sm90Plan
+from ..kernels.sm100.plan import Sm100Plan
 from ..kernels.verbs import named
 from .epilogue import Tensors, readable_gate, solutions, spread
 from .launch import plan_of
@@ -140,7 +141,7 @@ def of_plan(
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
         pitch = padded_leading(plan.c.dtype, out.shape[-1])
-        overrun = isinstance(plan, Sm90Plan) and plan.line_overrun
+        overrun = isinstance(plan, Sm90Plan | Sm100Plan) and plan.line_overrun
         if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or overrun:
             rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
             copies.append((rule, prod(out.shape[:-1]) * pitch * size))
@@ -158,7 +159,8 @@ def copied_operand(plan: GroupsPlan, name: str, x: torch.Tensor, said: str = "")
     except OperandError as error:
         operand = plan.a if name == "A" else plan.b
         rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
-        made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
+        unit = memory_unit(operand.dtype)
+        made = prod(x.shape[:-2]) * rows * padded_leading(unit, extent) * unit.bytes
         why = str(error).partition("; copy=True")[0]
         return [(said + why.removeprefix(name.lower()) if said else why, made)]
     return []

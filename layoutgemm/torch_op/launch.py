@@ -37,10 +37,20 @@ from ..kernels.compile.launcher import (
     error_name,
 )
 from ..kernels.compile.worker import Kernel
+from ..kernels.plan import rounded_up
 from ..moved import old_names
 from .compiled.c_calls import LaunchPlan
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
-from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
+from .problem import (
+    OperandCopy,
+    Problem,
+    Solution,
+    StridedOperand,
+    arguments,
+    contiguous_strides,
+    elements_between,
+    workers,
+)
 from .solver import solve
 
 __getattr__ = old_names(__name__)
@@ -63,6 +73,10 @@ def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dty
 # What torch's own generated code allocates with: half the time of torch.empty, and all the dispatcher adds is skipped.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 empty_on_gpu = getattr(_guards, "_empty_strided_cuda", _empty_strided)
+# Bytes for a stream of the current device, and their release, in less time than a tensor. None in a torch without CUDA.
+take_memory: Callable[[int, int], int] | None = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+leave_memory: Callable[[int], None] | None = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
+APART = 256  # bytes: a tensor in the memory begins at a multiple, as one in memory of its own does
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +367,7 @@ def making(
     given    the call's tensors that are written
     memory   bytes that the launches share, and that are dropped behind them
     """
+    launches, memory, returns = _with_dropped(launches, memory, numbers_of_new(returns, given))
     alone = len(launches) == 1 and not launches[0].inner
     loaded, makes, reads, words, inner = launches[0] if alone else _as_one(launches)
     of_new = [(x.place is not None, bool(x.first)) for x in makes]
@@ -385,7 +400,7 @@ def making(
         functions=(
             "data_ptr", current_device, loaded.device, raw_stream, None if given.ordered else deterministic,
             empty_on_gpu, fill, mark_written, bind, _OPEN, found, loaded.refused, None,
-            (memory,), (1,), torch.uint8,
+            (memory,), (1,), torch.uint8, memory, take_memory, leave_memory,
         ),
         numbers=(
             LEAST_ADDRESS, ALIGNED * given.aligned, loaded.arguments, count, count + len(words),
@@ -394,9 +409,34 @@ def making(
         template=loaded.template, reads=[(tensor, reads[tensor], begins[tensor]) for tensor in tensors],
         spans=given.spans, written=given.written, pairs=given.pairs(tensors), inner=[*inner.items()],
         news=[(x.shape, x.strides, x.kind, x.place, x.first) for x in makes], words=words,
-        returns=numbers_of_new(returns, given), launches=entries,
+        returns=returns, launches=entries,
     )  # fmt: skip
     return plan.call() or found
+
+
+def _with_dropped(
+    launches: Sequence[NewResult], memory: int, returns: Sequence[int | None]
+) -> tuple[Sequence[NewResult], int, Sequence[int | None]]:
+    """The launches, whose dropped tensors lie in the memory that they share.
+
+    A tensor that holds something before stays one. Returns the bytes of that memory, and the numbers of new tensors
+    that the call returns, too.
+    """
+    kept: list[int] = []
+    found: list[NewResult] = []
+    number = 0
+    for one in launches:
+        makes, inner = [], dict(one.inner)
+        for x in one.makes:
+            if number in returns or x.first or x.place is None:
+                kept.append(number)
+                makes.append(x)
+            else:
+                begin = rounded_up(memory, APART)
+                inner[x.place], memory = begin, begin + elements_between(x.shape, x.strides) * x.kind.itemsize
+            number += 1
+        found.append(one._replace(makes=tuple(makes), inner=inner))
+    return found, memory, [None if i is None else kept.index(i) for i in returns]
 
 
 def numbers_of_new(returns: Sequence[int | None] | None, given: Given) -> Sequence[int | None]:
@@ -742,7 +782,9 @@ def copied(x: torch.Tensor, copy: OperandCopy | None) -> torch.Tensor:
 
 def empty_copy(x: torch.Tensor, copy: OperandCopy) -> torch.Tensor:
     """Memory for a copy, with its strides."""
-    return torch.empty_strided(copy.shape, copy.strides, dtype=x.dtype, device=x.device)
+    return torch.empty(copy.elements(x.element_size()), dtype=x.dtype, device=x.device).as_strided(
+        copy.shape, copy.strides
+    )
 
 
 def kernel(solution: Solution) -> CompiledGemm:
@@ -771,4 +813,4 @@ def span(x: StridedOperand) -> int:
     >>> span(StridedOperand((2, 3), (8, 1), "bf16"))
     22
     """
-    return (sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)) + 1) * dtype(x.dtype).bytes
+    return elements_between(x.shape, x.strides) * dtype(x.dtype).bytes

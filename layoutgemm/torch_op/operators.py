@@ -28,6 +28,7 @@ from ..arguments import shown
 from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm100.choose import Sm100Choice
 from ..moved import old_names
 from . import tuned_store as tuned
 from .autograd.activation import behind_relu, by_autograd
@@ -53,7 +54,7 @@ from .checks import (
 from .compiled.flops import count_flops
 from .compiled.traced import schema_of
 from .compute import finished_product, gated_product, product, wide_type
-from .prepared import Config, config_text
+from .prepared import Config, config_text, of_derivatives
 from .problem import half
 
 __getattr__ = old_names(__name__)
@@ -62,12 +63,12 @@ NAME = "layoutgemm::matmul"
 
 
 @functools.lru_cache(256)
-def configured(text: str, kinds: tuple[type, ...] = (Sm90Choice,)) -> Any:
+def configured(text: str, kinds: tuple[type, ...] = (Sm90Choice, Sm100Choice)) -> Any:
     """The configuration that `prepared.config_text` wrote. Raises OperandError for a text of no such one."""
     if not text:
         return None
     try:
-        found = tuned.choice_of(json.loads(text))
+        found = tuned.any_choice_of(json.loads(text))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kinds):
@@ -237,7 +238,7 @@ def _with_autocast(name: str) -> None:
 def _call(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.dtype, Sm90Choice | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype, Config | None]:  # fmt: skip
     check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     return a, b, output_type(a, b, out_dtype), configured(config)
@@ -256,7 +257,7 @@ operator_of(
 # ---------------------------------------------------------------------------------------------------- finished products
 
 
-Finished = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", "str | None", torch.dtype, "Sm90Choice | None"]
+Finished = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", "str | None", torch.dtype, object]
 
 
 def _finished_call(
@@ -295,6 +296,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_forward(a, b, rectified)
         ctx.set_materialize_grads(False)  # a tangent of None spares its product
         ctx.kind, ctx.kind_of_bias = output.dtype, None if bias is None else bias.dtype
+        ctx.config = config_text(of_derivatives(configured(inputs[5])))
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -304,7 +306,8 @@ class _Product(torch.autograd.Function):
             grad = grad if rectified is None else behind_relu(grad, rectified)
             if ctx.needs_input_grad[2]:
                 of_bias = bias_gradient(grad, ctx.kind_of_bias)
-        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), of_bias, None, None, None, None)
+        times = functools.partial(differentiable, config=ctx.config)
+        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, times), of_bias, None, None, None, None)
 
     @staticmethod
     def jvp(
@@ -316,7 +319,7 @@ class _Product(torch.autograd.Function):
         if not pairs and dbias is None:
             return None
         wide = ctx.kind if len(pairs) == 1 and dbias is None else torch.float32
-        terms = [differentiable(x, y, wide) for x, y in pairs]
+        terms = [differentiable(x, y, wide, ctx.config) for x, y in pairs]
         if dbias is not None:
             terms.append(dbias.float() if terms else dbias.float().expand(fake_shape(a, b)))
         value = sum(terms[1:], terms[0]).to(ctx.kind)
@@ -427,7 +430,7 @@ def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tenso
 def _gated_call(
     a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
     allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None, str, torch.dtype, Sm90Choice | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, None, str, torch.dtype, Config | None]:  # fmt: skip
     check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     if activation not in GATES:

@@ -22,13 +22,24 @@ from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
+from ..kernels.sm100.choose import Sm100Choice
+from ..kernels.sm100.plan import Sm100Config
 from .compiled.constant_objects import constant_of_objects
 from .compiled.guards import KeptCalls
 from .launch import PreparedProblem, mark_written
-from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
+from .problem import (
+    Problem,
+    StridedOperand,
+    asks_tcgen05,
+    code_of,
+    contiguous_strides,
+    gated_shapes,
+    stores_fused,
+    why_no_code,
+)
 from .types import C_NAMES, NAMES, usual_type
 
-Config = Sm90Config | Sm90Choice
+Config = Sm90Config | Sm90Choice | Sm100Config
 MAX_PREPARED = 4096  # problems kept ready; beyond, the oldest quarter goes
 PREPARED: KeptCalls[PreparedProblem] = KeptCalls()  # with guards of `linear`, which `forget` drops too
 
@@ -107,18 +118,37 @@ def on_gpu(index: int) -> bool:
     return index >= 0
 
 
-def fuses(index: int, kind: torch.dtype) -> bool:
+def fuses(index: int, kind: torch.dtype, config: Config | None = None) -> bool:
     """True if a GPU's kernels store results of that type behind an epilogue."""
-    return stores_fused(target(index)[0], C_NAMES[kind])
+    return stores_fused(target(index, config)[0], C_NAMES[kind])
 
 
-def choice_of(config: Config | None) -> Sm90Choice | None:
+def choice_of(config: Config | Sm100Choice | None) -> Sm90Choice | Sm100Choice | None:
     """A configuration as the choice of a kernel. Raises OperandError for anything else."""
-    if config is None or isinstance(config, Sm90Choice):
+    if config is None or isinstance(config, Sm90Choice | Sm100Choice):
         return config
     if isinstance(config, Sm90Config):
         return Sm90Choice(config)
-    raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
+    if isinstance(config, Sm100Config):
+        return Sm100Choice(config)
+    kind = type(config).__qualname__
+    raise OperandError(f"config is a {kind}; it is an Sm90Config, an Sm90Choice, an Sm100Config or None")
+
+
+def hopper_choice_of(config: Config | None, why: str) -> Sm90Choice | None:
+    """The same of a product without a kernel by tcgen05. Raises OperandError for a configuration of that one.
+
+    why  the kernel does not compute it
+    """
+    choice = choice_of(config)
+    if isinstance(choice, Sm100Choice):
+        raise OperandError(f"config is an Sm100Config, and {why}")
+    return choice
+
+
+def of_derivatives(config: object) -> Sm100Config | None:
+    """The configuration of a product's derivatives. They have tcgen05's kernel where the product has, by its rule."""
+    return Sm100Config() if asks_tcgen05(config) else None
 
 
 @constant_of_objects
@@ -140,7 +170,8 @@ def problem_at(
     epilogue, _, _, separate, gated, second_k = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
     c = out if out is not None else StridedOperand(shape, contiguous_strides(shape), C_NAMES[kind])
-    return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, separate, target(index), gated, second_k)
+    on, room = target(index, config), gpu(index, config)
+    return problem_of(a, b, c, choice_of(config), *room, epilogue, separate, on, gated, second_k)
 
 
 def given(x: torch.Tensor, name: str) -> StridedOperand:
@@ -174,7 +205,7 @@ def lies_in_units(x: torch.Tensor, unit: int, *steps: int) -> bool:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | Sm100Choice | None,
     room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, separate: bool = False,
     on: tuple[str, int] | None = None, gated: Combined | str | None = None, second_k: int = 0,
 ) -> Problem:  # fmt: skip
@@ -188,29 +219,47 @@ def problem_of(
     return Problem(of_a, of_b, into, room, gpu, config, epilogue, separate, code, smem, gated, second_k)
 
 
-@functools.cache
-def gpu(index: int) -> tuple[ClusterOccupancy, str]:
-    """A GPU's cluster occupancy and its name; -1 stands for an H200.
+def gpu(index: int, config: object = None) -> tuple[ClusterOccupancy, str]:
+    """A GPU's cluster occupancy and its name.
+
+    -1 stands for an H200, and with tcgen05's configuration for a B200.
 
     Raises OperandError where the kernels do not run on it.
     """
-    target(index)
-    if index < 0:
-        return ClusterOccupancy(), "NVIDIA H200"
-    return of_device(index), str(torch.cuda.get_device_properties(index).name)
+    code, _ = target(index, config)
+    if index >= 0:
+        return _named(index)
+    if asks_tcgen05(config):
+        return ClusterOccupancy(arch(code).gpu.multiprocessors), "NVIDIA B200"
+    return ClusterOccupancy(), "NVIDIA H200"
 
 
 @functools.cache
-def target(index: int) -> tuple[str, int]:
-    """A GPU's code and the most bytes of shared memory of a block. -1 stands for an H200.
+def _named(index: int) -> tuple[ClusterOccupancy, str]:
+    return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
-    Raises OperandError where no kernel runs on it.
+
+def target(index: int, config: object = None) -> tuple[str, int]:
+    """A GPU's code and the most bytes of shared memory of a block. -1 stands for an H200 or a B200, as in `gpu`.
+
+    Raises OperandError where no kernel runs on it, or not the one that a configuration asks for.
     """
+    return _target(index, asks_tcgen05(config))
+
+
+@functools.cache
+def _target(index: int, by_tcgen05: bool) -> tuple[str, int]:
     if index < 0:
-        return "sm_90a", arch("sm_90a").smem_per_block
+        code = "sm_100a" if by_tcgen05 else "sm_90a"
+        return code, arch(code).smem_per_block
     found = torch.cuda.get_device_properties(index)
     version = found.major, found.minor
-    code = code_of(version)
-    if code is None or torch.version.hip:
-        raise OperandError(f"cuda:{index} is {found.name}, {why_no_code(version, 'torch.matmul')} tensors")
-    return code, int(getattr(found, "shared_memory_per_block_optin", arch(code).smem_per_block))
+    code_here = code_of(version, Sm100Config() if by_tcgen05 else None)
+    if code_here is None or torch.version.hip:
+        why = why_no_code(version, "torch.matmul", "config=Sm100Config() asks for it where a function takes one")
+        raise OperandError(f"cuda:{index} is {found.name}, {why} tensors")
+    if by_tcgen05 and "tcgen05" not in arch(code_here).features:
+        raise OperandError(
+            f"config is an Sm100Config, of tcgen05, and cuda:{index} is {found.name}, of {code_here}: leave it out"
+        )
+    return code_here, int(getattr(found, "shared_memory_per_block_optin", arch(code_here).smem_per_block))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..arch import ARCHES, of_capability
+from ..arch import ARCHES, arch, of_capability
+from ..atoms.copy.base import VECTOR_BYTES
 from ..atoms.tma.rules import STRIDE_UNIT
 from ..dtypes import dtype
 from ..errors import TensorError
@@ -20,10 +21,13 @@ from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
 from ..kernels.operands.combined import Combined
+from ..kernels.plan import rounded_up
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import Sm80Config, stored_floats
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm100.choose import Sm100Choice
+from ..kernels.sm100.plan import Sm100Config
 from ..moved import old_names
 
 __getattr__ = old_names(__name__)
@@ -179,7 +183,7 @@ class Problem:
     c: StridedOperand
     places: ClusterOccupancy = field(default_factory=ClusterOccupancy)
     gpu: str = ""
-    config: Sm90Choice | None = None
+    config: Sm90Choice | Sm100Choice | None = None
     epilogue: Epilogue | None = None
     keep_batch_separate: bool = False
     code: str = "sm_90a"
@@ -191,6 +195,11 @@ class Problem:
     def multiprocessors(self) -> int:
         """The GPU's."""
         return self.places.multiprocessors
+
+    @property
+    def by_tcgen05(self) -> bool:
+        """True if the caller asked for the tcgen05 kernel. It reads 8-bit floats of both majors, and has no choice."""
+        return asks_tcgen05(self.config)
 
 
 class Matrices(NamedTuple):
@@ -249,6 +258,15 @@ def result_matrices(c: StridedOperand, shapes: Shapes, vectors: tuple[bool, bool
     return Matrices(shapes.m, shapes.n, row, column, outer, c.dtype, c.start)
 
 
+def elements_between(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from a tensor's first one to behind its last.
+
+    >>> elements_between((2, 3), (8, 1))
+    11
+    """
+    return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class OperandCopy:
     """A copy into memory of the library's own.
@@ -261,10 +279,14 @@ class OperandCopy:
     strides: Ints
     why: str
 
+    def elements(self, size: int) -> int:
+        """Its elements of `size` bytes. A TMA store fills the 16 bytes in which a line ends, the last one's too."""
+        return rounded_up(elements_between(self.shape, self.strides) * size, VECTOR_BYTES) // size
+
     def bytes(self, name: str) -> int:
         """Its bytes of memory, for elements of the type of that name."""
-        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
-        return (last + 1) * dtype(name).bytes
+        size = dtype(name).bytes
+        return self.elements(size) * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +330,11 @@ def workers(solution: Solution, places: ClusterOccupancy) -> int:
     return places.resident(cluster_size(solution.kernel.choice))
 
 
-def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
+def cluster_size(choice: Sm90Choice | Sm80Choice | Sm100Choice) -> int:
     """Blocks of a cluster."""
     config = choice.config
+    if isinstance(config, Sm100Config):
+        return config.blocks
     if isinstance(config, Sm80Config):
         return 1
     return config.cluster[0] * config.cluster[1] * config.split
@@ -332,30 +356,38 @@ def bias_epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epil
     return Epilogue(*steps).in_pairs(pairs)
 
 
-def code_of(capability: tuple[int, int]) -> str | None:
+def asks_tcgen05(config: object) -> bool:
+    """True for a configuration of the tcgen05 kernel."""
+    return isinstance(config, Sm100Config | Sm100Choice)
+
+
+def code_of(capability: tuple[int, int], config: object = None) -> str | None:
     """The code that a GPU of this compute capability runs. None where no kernel runs on it.
 
-    None for the GPUs of tcgen05 too: `layoutgemm.plan` makes their kernel, which no GPU has run here.
+    None for the GPUs of tcgen05 too, whose kernel no GPU has run here, unless the caller's configuration is one of it.
 
-    >>> code_of((9, 0)), code_of((8, 6)), code_of((7, 5)), code_of((10, 0))
-    ('sm_90a', 'sm_86', None, None)
+    >>> code_of((9, 0)), code_of((8, 6)), code_of((7, 5)), code_of((10, 0)), code_of((10, 0), Sm100Config())
+    ('sm_90a', 'sm_86', None, None, 'sm_100a')
     """
     found = of_capability(capability)
-    return None if found is None or "tcgen05" in found.features else found.name
+    if found is None or ("tcgen05" in found.features and not asks_tcgen05(config)):
+        return None
+    return found.name
 
 
-def why_no_code(capability: tuple[int, int], instead: str) -> str:
+def why_no_code(capability: tuple[int, int], instead: str, ask: str = "layoutgemm.plan's run() launches it") -> str:
     """The reason that no kernel is launched on such a GPU, and what runs there.
 
     instead   the function of the framework that takes the same operands
+    ask       the way to a kernel of tcgen05
 
-    >>> why_no_code((10, 0), "torch.matmul").partition("; ")[0]
-    "compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
+    >>> why_no_code((10, 0), "torch.matmul", "config=Sm100Config() asks for it").partition("; ")[0]
+    'compute capability 10.0 is sm_100a, whose kernel no GPU has run here: config=Sm100Config() asks for it'
     """
     found = of_capability(capability)
     text = f"compute capability {capability[0]}.{capability[1]}"
     if found is not None:
-        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
+        text += f" is {found.name}, whose kernel no GPU has run here: {ask}"
     able = [entry.capabilities[0] for entry in ARCHES.values() if code_of(entry.capabilities[0]) == entry.name]
     others = ", ".join(f"{major}.{minor}" for major, minor in able if major != 9)
     return (
@@ -363,12 +395,21 @@ def why_no_code(capability: tuple[int, int], instead: str) -> str:
     )
 
 
+def reads_by_tma(code: str) -> bool:
+    """True if a code's kernel is wgmma's or tcgen05's. Else it is mma.sync's, whose threads read.
+
+    >>> [code for code in ("sm_80", "sm_90a", "sm_103a", "sm_120a") if reads_by_tma(code)]
+    ['sm_90a', 'sm_103a']
+    """
+    return code == "sm_90a" or "tcgen05" in arch(code).features
+
+
 def stores_fused(code: str, kind: str) -> bool:
     """True if the kernels of a code store results of that type behind an epilogue.
 
     Those of mma.sync store 8-bit floats from sm_89 on.
 
-    >>> stores_fused("sm_90a", "e4m3"), stores_fused("sm_80", "e4m3"), stores_fused("sm_89", "e4m3")
+    >>> stores_fused("sm_90a", "e4m3"), stores_fused("sm_80", "e4m3"), stores_fused("sm_100a", "e4m3")
     (True, False, True)
     """
     return code == "sm_90a" or kind in stored_floats(code)

@@ -23,6 +23,7 @@ from ..kernels.operands.combined import Combined
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm100.choose import Sm100Choice
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
@@ -44,17 +45,21 @@ MAX_LAUNCHES = 32
 # an H200 with driver 580.159 takes it (2026-11-20, tests/torch_op/test_gpu_matmul.py). Without, it is one launch each.
 STRETCHED_IN_MAP = True
 _BOTH_MAJORS = ("bf16", "f16")  # wgmma reads others with K contiguous alone: PTX ISA, "wgmma", matrix transpose
+_BY_TCGEN05 = (*_BOTH_MAJORS, "e4m3", "e5m2")  # PTX ISA, "tcgen05", instruction descriptor, transpose of A and B
 
 
 def solve(problem: Problem) -> Solution:
     """The kernel, its arguments and the copies for a problem without empty sizes.
 
     If TMA cannot read an operand, it is copied first, or multiplied by mma.sync (`kernels.sm80`), whichever
-    `torch_op.choose.compared` estimates faster. GPUs without wgmma have mma.sync alone.
+    `torch_op.choose.compared` estimates faster. GPUs without wgmma have mma.sync alone, but for tcgen05's kernel where
+    the caller asks for it.
 
     Raises OperandError where no kernel exists for the types, or a size is beyond what tensor coordinates hold.
     """
     nothing = (None, None, None)
+    if problem.by_tcgen05:
+        return _solve(problem, nothing)
     if problem.gated is not None:
         if problem.code != "sm_90a":
             raise OperandError(f"a gated product needs sm_90a's kernel, and the GPU runs {problem.code}")
@@ -105,17 +110,17 @@ def _solve(
     a, b, c, batch = _folded(a, b, c, shapes.batch, plain, not problem.keep_batch_separate)
     orders = []
     for index, x, k_major in ((0, a, "row"), (1, b, "col")):
-        order, rule = _has_lines(x, k_major) if by_lines else _readable(x, k_major)
+        order, rule = _has_lines(x, k_major) if by_lines else _readable(x, k_major, problem.by_tcgen05)
         if rule:
             return _solve(*_with_copy(problem, copies, index, k_major, rule, ()), by_lines)
         orders.append(order)
     stacked = problem.gated is not None and not isinstance(problem.gated, Combined)
     if stacked and orders[1] != "col":
         raise OperandError(f"b: rows of {b.columns} contiguous elements; a gated product's kernel reads a K-major b")
-    order, direct = _writable(c)
-    if not order:
-        why = f"strides {c.row, c.column} of its matrices leave no line contiguous; computed beside it, then copied"
-        return _solve(*_with_copy(problem, copies, 2, "row", why, ()), by_lines)
+    order, direct = _writable(c, padded=problem.by_tcgen05 and copies[2] is not None)
+    if not order or (direct and problem.by_tcgen05):
+        why = f"{_not_stored(c, order)}; computed beside it, then copied"
+        return _solve(*_with_copy(problem, copies, 2, order or "row", why, ()), by_lines)
     orders.append(order)
 
     # One dimension of the batch goes into the launch, the others are launches of their own.
@@ -138,7 +143,7 @@ def _solve(
             raise OperandError(f"{name} = {size}: a size is at most 2**31 - 1, since tensor coordinates have 31 bits")
     in_a, in_b, in_c = (f"{x.dtype}:{order}" for x, order in zip((a, b, c), orders, strict=True))
     names = in_a, in_b, in_c
-    choice: Sm90Choice | Sm80Choice
+    choice: Sm90Choice | Sm80Choice | Sm100Choice
     if by_lines:
         align = tuple([x.alignment(order) for x, order in zip((a, b, c), orders, strict=True)])
         choice, why = choose_by_lines(problem, sizes, orders, names, align)  # type: ignore[arg-type]
@@ -207,9 +212,9 @@ def _folded(
     return a._replace(batch=left[1]), b._replace(batch=left[2]), c._replace(batch=left[3]), left[0]
 
 
-def _readable(x: Matrices, k_major: str) -> tuple[str, str]:
+def _readable(x: Matrices, k_major: str, by_tcgen05: bool) -> tuple[str, str]:
     """(order in which tensor copies read the operand, ""), or (any, why none of them can)."""
-    both = x.dtype in _BOTH_MAJORS
+    both = x.dtype in (_BY_TCGEN05 if by_tcgen05 else _BOTH_MAJORS)
     orders = (k_major, "col" if k_major == "row" else "row") if both else (k_major,)
     size = dtype(x.dtype).bytes
     if rule := address_misfit(x.start) or batch_misfit(x.batch, size):
@@ -233,22 +238,34 @@ def _has_lines(x: Matrices, k_major: str) -> tuple[str, str]:
     return max(able, key=x.alignment), ""
 
 
-def _writable(c: Matrices) -> tuple[str, bool]:
+def _writable(c: Matrices, padded: bool = False) -> tuple[str, bool]:
     """C's order, and whether threads store it element by element; ("", False) where neither way takes it.
 
     A TMA store needs what a TMA load needs, and ends a line at a multiple of 16 bytes (`Sm90Plan.bytes_beyond_line`).
     Other lines are stored by the threads themselves.
+
+    padded  memory of the library's own follows each line
     """
     size = dtype(c.dtype).bytes
     even = not (address_misfit(c.start) or batch_misfit(c.batch, size))
     for order in ("row", "col"):
-        if even and c.lines(order)[0] * size % STRIDE_UNIT == 0 and not line_misfit(*c.lines(order), size):
+        whole = padded or c.lines(order)[0] * size % STRIDE_UNIT == 0
+        if even and whole and not line_misfit(*c.lines(order), size):
             return order, False
     for order in ("row", "col"):
         extent, step, count, leading = c.lines(order)
         if (extent == 1 or step == 1) and (count == 1 or leading >= extent):
             return order, True
     return "", False
+
+
+def _not_stored(c: Matrices, order: str) -> str:
+    """Why no TMA store takes C's lines of that order. "" is an order that no kernel stores."""
+    if not order:
+        return f"strides {c.row, c.column} of its matrices leave no line contiguous"
+    (extent, _, _, pitch), size = c.lines(order), dtype(c.dtype).bytes
+    own = f"a line is {extent} * {size} = {extent * size} bytes, {pitch * size} apart"
+    return f"TMA stores lines of whole 16 bytes, and {address_misfit(c.start) or own}"
 
 
 def _with_copy(
@@ -266,7 +283,9 @@ def _with_copy(
     if copies[index] is not None:
         raise OperandError(f"{name}: {why}, and so for its copy {copies[index]}")
     if index == 2:
-        strides = contiguous_strides(given.shape)
+        strides = padded_strides(given.shape, order, given.dtype)
+        if not problem.by_tcgen05:  # whose threads store any lines
+            strides = contiguous_strides(given.shape)
         copy = OperandCopy(given.shape, strides, f"out: {why}")
         return replace(problem, c=StridedOperand(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
     shape = (*repeat, *given.shape[-2:]) if repeat else given.shape

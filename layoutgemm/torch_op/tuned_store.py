@@ -184,11 +184,16 @@ def choice_of(entry: object) -> Choice | None:
     >>> choice_of({"swapped": False, "config": {"tile": "large"}}) is None
     True
     """
+    choice = any_choice_of(entry)
+    return choice if isinstance(choice, Choice) else None
+
+
+def any_choice_of(entry: object) -> compile_apart.AnyChoice | None:
+    """The configuration of an entry, of any kernel, or None."""
     try:
-        choice = compile_apart.choice_of(entry)
+        return compile_apart.choice_of(entry)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a LayoutError is a ValueError
         return None
-    return choice if isinstance(choice, Choice) else None
 
 
 def _entry(choice: Choice, facts: Mapping[str, object]) -> dict[str, Any]:

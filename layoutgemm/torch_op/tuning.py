@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..arguments import shown
+from ..arguments import names_unknown, shown
 from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
@@ -90,6 +90,7 @@ class Tuning:
         )
 
 
+@names_unknown
 def tune(
     m: int,
     n: int,

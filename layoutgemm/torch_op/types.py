@@ -10,10 +10,11 @@ import torch
 from ..kernels.sm80.plan import Sm80Config, Sm80Plan
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
+from ..kernels.sm100.plan import Sm100Config, Sm100Plan
 from .problem import C_TYPES
 
-GroupsPlan = Sm80Plan | Sm90Plan  # of a product in groups, or with scales
-GroupsConfig = Sm80Config | Sm90Config
+GroupsPlan = Sm80Plan | Sm90Plan | Sm100Plan  # of a product in groups, or with scales
+GroupsConfig = Sm80Config | Sm90Config | Sm100Config
 
 Scalar: TypeAlias = "float | torch.Tensor"  # alpha and beta: numbers, or tensors of one element
 

@@ -104,7 +104,7 @@ def test_other_pairs_stay_apart(which: str) -> None:
 def test_a_report_says_why_a_gated_pair_stays_two_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU of 8.x; its graph is made of tensors without data."""
     for each in (gates, rewrite):
-        monkeypatch.setattr(each, "target", lambda index: ("sm_80", 0))
+        monkeypatch.setattr(each, "target", lambda index, config=None: ("sm_80", 0))
     with FakeTensorMode():
         x, gate, up = (torch.empty(shape, dtype=BF16, device="cuda") for shape in ((4, 16), (16, 24), (16, 24)))
         graph = make_fx(lambda x, gate, up: torch.relu(x @ gate) * (x @ up))(x, gate, up).graph

@@ -50,6 +50,7 @@ def _one(plan: Sm80Plan | Sm90Plan | Sm100Plan, rng: np.random.Generator, sizes:
         want = read @ b
     if indexed.scatter is not None:
         given["out_rows"] = rng.permutation(plan.rows_of_c)[: plan.m].astype(KINDS[indexed.scatter.kind])
-        product, want = want, np.zeros((plan.rows_of_c, plan.n), np.float32)
+        product, want = want, np.zeros((plan.rows_of_c, plan.n), want.dtype)
         want[given["out_rows"]] = product
-    return a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want)))
+    exact = want.astype(np.int64) if plan.c.dtype.kind == "int" else want
+    return a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(exact)))

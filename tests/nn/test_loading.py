@@ -208,7 +208,7 @@ def test_ignored_tensors_are_left_and_reported(tmp_path: Path) -> None:
 
 
 CONFIGS = [
-    ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
+    ({"quant_method": "awq", "version": "gemv_fast"}, "kind 'awq_gemv_fast': its words of 16 bits hold four rows"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "kind 'bitsandbytes': its codes of 4 bits are places"),
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "up: SCB is missing: .* kind 'bitsandbytes-int8'"),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "up: weight_scale is missing: .* kind 'modelopt_fp4'"),
@@ -274,7 +274,7 @@ def test_layers_of_a_mixed_checkpoint_are_read_by_their_own_tensors(tmp_path: Pa
     ("name", "own", "said"),
     [
         ("quantize_config.json", {"bits": 4, "group_size": 64, "desc_act": False, "sym": True}, ""),
-        ("quant_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMV"}, "'awq_gemv'"),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMV"}, "GEMV's order"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "'modelopt_fp4'"),
     ],
 )

@@ -331,8 +331,10 @@ def test_kept_weights_follow_a_change(name: str) -> None:
 def test_kept_weights_are_quantised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In eval mode without derivatives; compiled calls read what is kept, and training quantises at each call."""
     layer, x, seen = MasterLinear(128, 16, dtype=BF16).eval().keep_quantized(), normal(4, 128), []
-    real = training.quantize
-    monkeypatch.setattr(training, "quantize", lambda x, *more: seen.append(x.shape[0]) or real(x, *more))
+    real = training.quantize_together
+    monkeypatch.setattr(
+        training, "quantize_together", lambda asked: seen.extend(x.shape[0] for x, *_ in asked) or real(asked)
+    )
     with torch.no_grad():
         want, compiled = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")
         assert seen == [4] and torch.equal(compiled(x), want)

@@ -17,6 +17,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
+from layoutgemm.torch_op.problem import asks_tcgen05
 from tests.torch_op import host_launches
 from tests.torch_op.host_launches import BareLaunches, bare_launches, values_of
 
@@ -96,6 +97,12 @@ def every_door(patch: Any, code: str = "sm_90a", computes: bool = True) -> Itera
             memory.note(self)
         return real(self)
 
+    def target(index: int, config: object = None) -> tuple[str, int]:
+        if asks_tcgen05(config) or code == "sm_100a":
+            assert asks_tcgen05(config), "a kernel of tcgen05 that was not asked for"
+            return "sm_100a", arch("sm_100a").smem_per_block
+        return code, arch(code).smem_per_block
+
     class Launches(BareLaunches):
         def compiled(self, plan: Any) -> Any:
             return SimpleNamespace(launcher=_Launcher(plan, memory, made, computes), plan=plan)
@@ -104,10 +111,9 @@ def every_door(patch: Any, code: str = "sm_90a", computes: bool = True) -> Itera
     patch.setattr(host_launches, "BareLaunches", Launches)
     with bare_launches(patch):
         for name in TARGETS:
-            patch.setattr(importlib.import_module(WHERE + name), "target", lambda i: (code, arch(code).smem_per_block))
-        importlib.import_module(WHERE + "prepared").gpu.cache_clear()
+            patch.setattr(importlib.import_module(WHERE + name), "target", target)
         for name in ("prologue.product", "prologue.grouped", "composed.product"):
             patch.setattr(importlib.import_module(WHERE + name), "raw_stream", lambda index: 77, raising=False)
         patch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: WORKERS)
-        patch.setattr(importlib.import_module(WHERE + "fp8.launch"), "target", lambda i: (code, 0))
+        patch.setattr(importlib.import_module(WHERE + "fp8.launch"), "target", lambda i, config=None: (code, 0))
         yield made

@@ -22,7 +22,6 @@ from layoutgemm.torch_op import api, bias_activation, compute, epilogue, launch,
 from layoutgemm.torch_op.compiled import call_sites, chains, kept_launches
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
-from layoutgemm.torch_op.fp8 import api as fp8_api
 from layoutgemm.torch_op.fp8 import launch as fp8
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import grouped as combined_groups
@@ -32,7 +31,7 @@ from layoutgemm.torch_op.prologue import product as prologue
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.quantized import own_epilogue as quantized_epilogue
-from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, own_epilogue, scaled
+from layoutgemm.torch_op.scaled_grouped import block_scaled, grouped, grouped_epilogue, kept, own_epilogue, scaled
 from layoutgemm.torch_op.types import TYPES
 
 _KINDS = {**TYPES, "tf32": torch.float32}
@@ -195,8 +194,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized_epilogue, "compile_plan", made)
     patch.setattr(fp8, "compiled", made)
-    patch.setattr(fp8, "target", lambda index: ("sm_90a", 0))
-    patch.setattr(fp8_api, "_current_device", lambda: -1)
+    patch.setattr(fp8, "target", lambda index, config=None: ("sm_90a", 0))
     patch.setattr(quantized, "raw_stream", lambda index: 77)
     patch.setattr(quantized_epilogue, "raw_stream", lambda index: 77)
     for module in (launch, api, kept):
@@ -206,7 +204,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)
-    groups = (scaled, own_epilogue, grouped, grouped_epilogue)
+    groups = (scaled, block_scaled, own_epilogue, grouped, grouped_epilogue)
     for module in (
         compute,
         epilogue,
@@ -225,7 +223,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, fp8.READY, fp8.BOTH_READY, *chains.ALL
+    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, fp8.READY, *chains.ALL
     prepared.forget()
     quantized.forget()
     quantized_epilogue.forget()

@@ -104,6 +104,7 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], int]] = {
         [((), {0: 0}, (), {1: 0, 2: 256}), ((MATRIX,), {1: 4}, (3,), {0: 256, 1: 0})],
         {"count": 2, "memory": 512}, 1,
     ),
+    "a dropped tensor": ([((VECTOR._replace(first=()), MATRIX), {0: 0, 1: 1})], {"count": 2, "returns": [1]}, 0),
     "at odd addresses": ([((MATRIX,), {0: 0, 1: 1})], {"count": 2, "given": Given(aligned=False)}, 0),
 }  # fmt: skip
 
@@ -127,7 +128,7 @@ def test_c_launches_what_python_does(name: str, host: Host, monkeypatch: pytest.
         said = told(result, known)
         memory = host.seen[0][1] if name == "a chain" else 0
         seen = [[told(x - memory if 0 <= x - memory < 512 else x, known) for x in one] for one in host.seen]
-        if name == "a workspace":  # which lives no longer
+        if name in ("a workspace", "a dropped tensor"):  # which lives no longer
             seen[0][3] = "memory"
         found.append((said, seen, [x._version - before for x, before in zip(tensors, versions)]))
         assert result is (tensors[0] if "into" in name else result) is not None
@@ -237,6 +238,45 @@ def test_what_functions_point_to_is_never_freed() -> None:
     assert functions is not None
     for method in functions.methods.values():
         assert sys.getrefcount(method) > 3  # of the dict, this name and the argument: one more, which nothing drops
+
+
+def test_memory_that_is_dropped_is_the_stream_s_until_the_last_launch(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One piece, by torch's functions. A refused launch leaves it, too."""
+    events: list[object] = []
+    at = 1 << 40
+
+    def take(size: int, stream: int) -> int:
+        events.append((size, stream, len(host.seen)))
+        return at if size else size // 0
+
+    def leave(address: int) -> None:
+        events.append((address, len(host.seen)))
+        assert len(events) < 10, "torch frees nothing"
+
+    monkeypatch.setattr(launch, "take_memory", take)
+    monkeypatch.setattr(launch, "leave_memory", leave)
+    vector, x = VECTOR._replace(first=(), shape=(2, 30), strides=(40, 1)), torch.ones(16)  # 70 bytes from end to end
+    makes = [((vector,), {0: 0}, (), {1: 0}), ((MATRIX,), {1: 4}, (), {0: 256, 1: 0})]
+    call = making([NewResult(host.launch(6), *each) for each in makes], 2, [1], memory=300)
+    for number in range(2):
+        made = call(x, x)
+        assert events[-2:] == [(512 + 70, 77, 2 * number), (at, 2 * number + 2)]
+        assert [each[:4] for each in host.seen[-2:]] == [[x.data_ptr(), at, 102, at + 512],
+                                                        [at + 256, at, made.data_ptr(), 103]]  # fmt: skip
+    host.refuses = 5
+    with pytest.raises(PlanError, match="a kernel"):
+        call(x, x)
+    assert events[-1] == (at, 6)
+    host.refuses, count, held = None, sys.getrefcount(x), sys.getrefcount(at) - 3  # of `events`
+    call(x, x)
+    with pytest.raises(AssertionError, match="frees nothing"):
+        call(x, x)
+    monkeypatch.setattr(launch, "take_memory", lambda *given: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        making([NewResult(host.launch(6), *each) for each in makes], 2, [1], memory=300)(x, x)
+    assert len(host.seen) == 10 and (sys.getrefcount(x), sys.getrefcount(at) - 5) == (count, held)
 
 
 FAILING = ("empty_on_gpu", "fill", "raw_stream", "bind", "mark_written", "current_device", "deterministic")

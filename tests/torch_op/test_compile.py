@@ -12,10 +12,21 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Sm90Config, gemm, grouped_matmul, matmul
+from layoutgemm import (
+    ComposedLayout,
+    Layout,
+    QuantizedFormat,
+    Sm90Config,
+    Sm100Config,
+    Swizzle,
+    gemm,
+    grouped_matmul,
+    matmul,
+)
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.schedule import Triangular
+from layoutgemm.torch_op.compiled.constant_objects import constant_of_objects
 
 BF16, F32 = torch.bfloat16, torch.float32
 SCALED = Epilogue(Scale())
@@ -155,6 +166,22 @@ def test_the_compiler_takes_objects(older: bool, monkeypatch: pytest.MonkeyPatch
     for rows in (64, 128, 192):  # each goes before the next one comes, which may have its address
         taken(a, b, Sm90Config((rows, 64), consumers=rows // 64))
     assert len(set(seen)) == 3
+
+
+def test_a_graph_hears_of_the_end_of_each_object_that_a_caller_makes() -> None:
+    """A constant function's result is of one object: another one, perhaps at its address, is traced anew."""
+    text = constant_of_objects(str)
+    compiled = torch.compile(lambda x, y: x + len(text(y)), fullgraph=True, backend="eager")
+    makers = (
+        lambda i: QuantizedFormat("int4", (16, 128, 32)[i]), lambda i: Layout((3, 10**i)),
+        lambda i: Swizzle(1, 0, 1 + i), lambda i: Sm100Config((128, 64 * 2**i)),
+        lambda i: ComposedLayout(Swizzle(1, 0, 2), 0, Layout((4, 4**i))),
+    )  # fmt: skip
+    x = torch.zeros(1)
+    for make in makers:
+        torch._dynamo.reset()
+        found = [compiled(x, make(i)).item() for i in range(3)]  # each goes before the next one, which has its address
+        assert found == [len(str(make(i))) for i in range(3)]
 
 
 def test_the_compiler_takes_a_configuration() -> None:

@@ -59,7 +59,7 @@ def test_the_kernel_computes_the_reference(name: str, hopper: list[Any], monkeyp
 def test_rows_are_gathered_and_scattered_by_mma_sync(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With other parts, and alone: where the kernel is not Hopper's, one launch has both."""
     for module in (plans, indexed):
-        monkeypatch.setattr(module, "target", lambda index: ("sm_80", 163 << 10))
+        monkeypatch.setattr(module, "target", lambda index, config=None: ("sm_80", 163 << 10))
     monkeypatch.setattr(indexed, "on_gpu", lambda index: True)
     call, formula, operands, _ = CASES["rows placed in an output"]
     torch.testing.assert_close(call(*operands), formula(*operands), rtol=2**-7, atol=2**-7)
@@ -79,7 +79,7 @@ def test_rows_are_gathered_and_scattered_by_mma_sync(hopper: list[Any], monkeypa
     "name", ["batches of several matrices in two pairs", "a gate of two pairs", "a prologue and an epilogue"]
 )
 def test_mma_sync_multiplies_several_matrices(name: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 163 << 10))
+    monkeypatch.setattr(plans, "target", lambda index, config=None: ("sm_80", 163 << 10))
     call, _, operands, _ = CASES[name]
     found = call(*operands)
     assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
@@ -92,7 +92,7 @@ def test_mma_sync_multiplies_several_matrices(name: str, hopper: list[Any], monk
 @pytest.mark.dsl
 def test_mma_sync_has_a_function_of_products_alone(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (plans, several, composed):
-        monkeypatch.setattr(module, "target", lambda index: ("sm_80", 163 << 10))
+        monkeypatch.setattr(module, "target", lambda index, config=None: ("sm_80", 163 << 10))
     monkeypatch.setattr(several, "on_gpu", lambda index: True)
     b, up, out = drawn(64, 72), drawn(64, 72), torch.empty(2, 68, 72).bfloat16()
     x = A.reshape(2, 68, 64)
@@ -118,7 +118,7 @@ def statistics(keys: Any) -> Any:
 @pytest.mark.parametrize("code", ["sm_90a", "sm_80"])
 def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Causal scores: the memory of partial results holds identities where no tile writes it."""
-    monkeypatch.setattr(plans, "target", lambda index: (code, 227 << 10))
+    monkeypatch.setattr(plans, "target", lambda index, config=None: (code, 227 << 10))
     keys = drawn(64, 136)
     found = statistics(keys)
     scores = (A.double() @ keys.double()).masked_fill(torch.ones(136, 136).triu(1).bool(), -torch.inf)
@@ -157,7 +157,7 @@ def test_a_plan_of_another_architecture_runs_on_tensors(hopper: list[Any]) -> No
 
 
 def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
+    monkeypatch.setattr(plans, "target", lambda index, config=None: ("sm_80", 99 << 10))
     twice = Prologue.of(lambda x, i, k, ops: x * 2.0)
     with pytest.raises(PlanError, match=r"prologue and pair: by mma\.sync a function is of one A"):
         matmul((A, A), (A.T, A.T), prologue=twice)
@@ -171,7 +171,7 @@ def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch:
 @pytest.mark.dsl
 def test_mma_sync_has_a_function_of_a_alone(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (plans, prologues, composed):
-        monkeypatch.setattr(module, "target", lambda index: ("sm_80", 163 << 10))
+        monkeypatch.setattr(module, "target", lambda index, config=None: ("sm_80", 163 << 10))
     monkeypatch.setattr(prologues, "on_gpu", lambda index: True)
     scaled = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s + k, s="m")
     b, bias, s = drawn(64, 72), drawn(72), drawn(2, 2 * 136)[0, ::2].float()

@@ -186,10 +186,6 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for module in (several, pairs, fp8_launch, experts):
             monkeypatch.setattr(module, "on_gpu", lambda index: True)
         made = SimpleNamespace(launcher=None)
-        monkeypatch.setattr(fp8_launch, "compiled", lambda plan: made)
-        monkeypatch.setattr(fp8_launch, "DirectLaunch", lambda *x: SimpleNamespace(launch=lambda *y: None))
-        monkeypatch.setattr(fp8_launch, "raw_stream", lambda index: 77)
-        monkeypatch.setattr(fp8_launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
         monkeypatch.setattr(experts, "compile_plan", lambda plan: made)
         monkeypatch.setattr(experts, "DirectLaunch", lambda *x: SimpleNamespace(launch=lambda *y: None))
         monkeypatch.setattr(experts, "raw_stream", lambda index: 77)

@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         patch.setattr(torch.Tensor, "data_ptr", seen)
         patch.setattr(activation, "on_gpu", lambda index: True)
         patch.setattr(activation, "current_device", lambda: -1)
-        patch.setattr(activation, "target", lambda index: ("sm_90a", 0))
+        patch.setattr(activation, "target", lambda index, config=None: ("sm_90a", 0))
         patch.setattr(activation, "DirectLaunch", direct)
         patch.setattr(activation, "raw_stream", lambda index: 0)
         yield made

@@ -368,6 +368,25 @@ def test_single_ctas_of_few_groups_are_near_the_fastest_of_their_record() -> Non
     assert statistics.geometric_mean(ratios["bf16"]) > 0.995 and min(ratios["bf16"]) > 0.9
 
 
+def test_few_scaled_groups_choose_by_products_in_turn() -> None:
+    """The chosen tiles are within 2% of the fastest on average. None is 2% behind the former choice."""
+    record = json.loads((RESULTS / "products_in_turn_h200.json").read_text(encoding="utf-8"))["second run"]
+    behind, ahead = [], []
+    for name, us in record.items():
+        drawn = re.fullmatch(r"(\d+) groups of about (\d+) rows, (\d+)x(\d+)", name)
+        if drawn is None:
+            continue
+        groups, rows, n, k = map(int, drawn.groups())
+        config = usual_config((sum(rows_between(groups, rows, 0.3)), n, k, groups), *KINDS["fp8"], shifts=True)
+        said = f"{'x'.join(map(str, config.tile))} {'gpc' if config.tuning.gpc_order else 'start'}"
+        if config.tile[0] > 64 or said not in us:
+            continue
+        ours = [t for x, t in us.items() if x != "base" and not x.startswith("deepgemm")]
+        behind.append(us[said] / min(ours))
+        ahead.append(us["chosen"] / us[said])
+    assert len(behind) > 10 and statistics.geometric_mean(behind) < 1.02 and min(ahead) > 0.98
+
+
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:
     a, b, offs = torch.randn(768, 256).bfloat16(), torch.randn(4, 256, 64).bfloat16(), torch.arange(1, 5) * 192
     for said, groups in (("offs", offs), ("offsets", torch.arange(5) * 192)):

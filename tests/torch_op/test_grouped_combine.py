@@ -209,6 +209,9 @@ def test_products_with_scales_of_their_own_are_combined() -> None:
     told = explain_matmul(a, tuple(b), **more)
     assert told.launches == 1 and told.copies == (f"scale_b: of 2 b, one behind the other, {16 * GROUPS} bytes",)
     rows = {**more, "scale_a": scale_a[:, :1], "scale_b": (torch.rand(GROUPS, 1, N),) * 2}
+    chosen = {**more, "rows": torch.arange(ROWS).flip(0)}  # one operator to the compiler
+    found = compiled(lambda a, *b: grouped_matmul(a, b, out=kept, **chosen))(a, *b)
+    assert found is kept and torch.equal(found[:17], grouped_matmul(a, tuple(b), **chosen)[:17])
     assert explain_matmul(a, tuple(b), **rows).launches == 2 and grouped_matmul(a, tuple(b), **rows).shape == (ROWS, N)
     to = torch.randperm(ROWS)
     assert torch.equal(grouped_matmul(a, tuple(b), out_rows=to, **more)[to], want)

@@ -228,7 +228,7 @@ def test_a_guarded_call_with_packed_weights_launches_what_the_checked_one_did(
     """Memory of the call's own is told by its place."""
     given = Tensors()
     if name == "packed_parts":
-        monkeypatch.setattr(packed_launch, "target", lambda index: ("sm_80", 99 << 10))
+        monkeypatch.setattr(packed_launch, "target", lambda index, config=None: ("sm_80", 99 << 10))
     with bare_launches(monkeypatch) as noted:
         forms = []
         for _ in range(4):

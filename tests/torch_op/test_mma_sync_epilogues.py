@@ -38,7 +38,7 @@ pytestmark = [needs.DSL, needs.C_COMPILER, pytest.mark.dsl]
 def ampere(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
     with emulated(monkeypatch) as calls:
-        monkeypatch.setattr(torch_prepared, "target", lambda index: ("sm_80", 99 << 10))
+        monkeypatch.setattr(torch_prepared, "target", lambda index, config=None: ("sm_80", 99 << 10))
         torch_prepared.forget()
         yield calls
     torch_prepared.forget()
@@ -114,7 +114,7 @@ def test_other_results_are_finished_by_torch_or_refused_by_name(ampere: Any) -> 
 
 def test_8_bit_results_from_sm_89_on(ampere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result with scales, and one with a bias; before sm_89 there is no conversion."""
-    monkeypatch.setattr(torch_prepared, "target", lambda index: ("sm_89", 99 << 10))
+    monkeypatch.setattr(torch_prepared, "target", lambda index, config=None: ("sm_89", 99 << 10))
     torch_prepared.forget()
     fp8, a, b = torch.float8_e4m3fn, integers(40, 32), integers(32, 200)
     given = {"scales": torch.zeros(40, 2)}

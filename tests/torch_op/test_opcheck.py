@@ -58,6 +58,7 @@ def stretched(*shape: int) -> Any:
 
 A, B, UP, BIAS = drawn(5, 8), drawn(8, 6), drawn(8, 6), drawn(6)
 EIGHT, SCALE = (drawn(5, 128, kind=E4M3), columns(128, 128, kind=E4M3)), (torch.rand(5, 1), torch.rand(1, 1))
+FACTORS = [torch.full((n, 4), 2.0).to(torch.float8_e8m0fnu) for n in (5, 128)]
 GROUPS, EIGHTS = drawn(2, 8, 6), columns(2, 128, 64, kind=E4M3)
 INT4 = QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int4", 64))
 EXPERTS = QuantizedExperts.of([INT4, INT4])
@@ -82,6 +83,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "combined_grouped_matmul": [
         (A, [GROUPS, columns(2, 8, 6)], OFFSETS, [], SILU, "offsets", None, drawn(2, 6), "gelu"),
     ],
+    "combined_scaled_grouped_matmul": [
+        (drawn(5, 32, kind=E4M3), [columns(2, 32, 16, kind=E4M3), drawn(2, 32, 16, kind=E4M3)], OFFSETS,
+         torch.rand(5, 1), [torch.rand(2, 1, 16), torch.rand(2, 1, 16)], [], SILU),
+    ],
     "indexed_matmul": [(A, columns(8, 6), PICKED, None, None, None, None, None),
                        (A, GROUPS, PICKED, None, None, OFFSETS[:3].clamp(max=3), None, None)],
     "composed_matmul": [([pitched(5, 8), columns(5, 9)], [B, columns(9, 6)], [BIAS], [], [], PAIRS),
@@ -105,11 +110,13 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "dequantized": [(INT4.units, INT4.scales, BF16, *FACTS)],
     "quantize": [(pitched(2, 5, 130),), (columns(5, 130), "BlockWise128x128", E5M2, True, "k")],
     "quantize_both": [(columns(5, 130), E5M2, False, "k")],
+    "quantize_together": [([A, columns(5, 130)], "RowWise,BlockWise1x128", [False, True])],
     "scaled_matmul": [
         (EIGHT[0], SCALE[0], EIGHT[1], SCALE[1], drawn(128), "gelu"),
         (drawn(5, 300, kind=E5M2), torch.rand(5, 3), columns(300, 130, kind=E4M3), torch.rand(2, 3)),
         (EIGHT[0], torch.rand(5, 1), EIGHT[1], None, drawn(128, kind=F32), "gelu", F32, "RowWise", "", False),
     ],
+    "block_scaled_matmul": [(EIGHT[0], FACTORS[0], EIGHT[1], FACTORS[1])],
     "scaled_matmul_quantized": [(EIGHT[0], SCALE[0], EIGHT[1], SCALE[1], None, None, E4M3)],
     "scaled_epilogue_matmul": [(EIGHT[0], SCALE[0], EIGHT[1], SCALE[1], [drawn(128)], [], [], [], BIASED.json)],
     "check": [(A, B, None, BIAS, "gelu", None, None)],
@@ -119,12 +126,19 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "check_prologue": [(A, B, [torch.rand(5)], SCALED, None, None, None, None)],
     "check_prologue_groups": [(A, GROUPS, OFFSETS, [torch.rand(5)], SCALED, "offsets", None, None, None, None)],
     "check_combined_groups": [(A, [GROUPS, GROUPS], OFFSETS, [], SILU, "offsets", None, None, None, None, None)],
+    "check_combined_scaled_groups": [
+        (drawn(5, 32, kind=E4M3), [columns(2, 32, 16, kind=E4M3)] * 2, OFFSETS, torch.rand(5, 1),
+         [torch.rand(2, 1, 16)] * 2, [], SILU, "offsets", None, None, None, None, None, "", "", True, ""),
+    ],
     "check_indexed": [(A, B, PICKED, None, None, None, None, None, None, None)],
     "check_composed": [([A], [B], [], [], [], [], LOWER, None, None, None)],
     "check_grouped": [(A, GROUPS, OFFSETS, None, None, None, None, "offsets", None, None, "", "")],
     "check_grouped_epilogue": [
         (A, GROUPS, OFFSETS, None, None, None, [drawn(2, 6)], [], [], [], BIASED.json, "offsets", None, "", "", True,
          "", None, None),
+    ],
+    "check_block_scaled": [
+        (EIGHT[0], FACTORS[0], EIGHT[1], FACTORS[1], None, None, None, None, None, BF16, "", "", "", ""),
     ],
     "check_quantize": [(A,)],
     "check_scaled": [(EIGHT[0], SCALE[0], EIGHT[1], SCALE[1], None, None, None, BF16, "", "", "")],
@@ -134,8 +148,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     ],
 }  # fmt: skip
 UNDERIVED = {
-    "gated", "dequantized", "quantize", "quantize_both", "scaled_matmul", "scaled_matmul_quantized",
-    "scaled_epilogue_matmul", "quantized_epilogue_matmul",
+    "block_scaled_matmul", "gated", "dequantized", "quantize", "quantize_both", "quantize_together", "scaled_matmul",
+    "scaled_matmul_quantized", "scaled_epilogue_matmul", "quantized_epilogue_matmul", "combined_scaled_grouped_matmul",
 }  # fmt: skip
 ALONE = ("test_schema", "test_faketensor", "test_autograd_registration")
 TRACED = {"matmul": 5, "scaled_matmul": 2}  # of their calls, those whose gradients are traced too; of others, one

@@ -322,7 +322,7 @@ def test_a_grid_of_tiles_is_bounded_across_but_not_in_the_order_of_gpcs() -> Non
 def test_explanations() -> None:
     a, b = torch.empty(64, 65).bfloat16(), torch.empty(65, 64).bfloat16()
     found = explain_matmul(a, b, config=SMALL)
-    assert found.launches == 1 and len(found.copies) == 1 and found.workspace == (63 * 72 + 65) * 2
+    assert found.launches == 1 and len(found.copies) == 1 and found.workspace == 64 * 72 * 2
     assert str(found).startswith("Sm90Plan 64x64x65: ") and "  copied: a: lines lie 65 * 2" in str(found)
     assert explain_matmul(a[:0], b).kernel == "no kernel: zeros"
 
@@ -586,7 +586,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_prepared_products_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_prepared, "MAX_PREPARED", 8)
     monkeypatch.setattr(torch_prepared, "PreparedProblem", lambda *arguments: arguments)
-    monkeypatch.setattr(torch_prepared, "gpu", lambda index: (ClusterOccupancy(), ""))
+    monkeypatch.setattr(torch_prepared, "gpu", lambda index, config=None: (ClusterOccupancy(), ""))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     torch_prepared.forget()
     for m in range(1, 40):

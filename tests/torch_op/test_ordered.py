@@ -102,6 +102,15 @@ def test_refusals_name_the_operand(asked: dict[str, Any], error: type[Exception]
         layoutgemm.matmul(A, B, **asked)
 
 
+def test_a_symmetric_product_with_scales_of_blocks() -> None:
+    """Half the tiles, and the same values; scales of another tensor than a's are refused."""
+    a, s = layoutgemm.quantize(torch.randn(136, 256).bfloat16())
+    found = layoutgemm.scaled_matmul(a, s, a.mT, s, order="symmetric")
+    assert torch.equal(found, layoutgemm.scaled_matmul(a, s, a.mT, s))
+    with pytest.raises(OperandError, match=r"'symmetric': scale_b is scale_a"):
+        layoutgemm.scaled_matmul(a, s, a.mT, s.clone(), order="symmetric")
+
+
 def test_other_refusals() -> None:
     with pytest.raises(OperandError, match="two matrices, or two batches"):
         layoutgemm.matmul(A[None], B, order="lower")
@@ -134,7 +143,7 @@ def test_words_of_a_launch() -> None:
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of CPU tensors run as on a GPU of compute capability 8.6."""
     launches_are_emulated(monkeypatch)
-    monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
+    monkeypatch.setattr(plans, "target", lambda index, config=None: ("sm_80", 99 << 10))
 
 
 @needs.DSL

@@ -170,11 +170,12 @@ class Emulated:
         self.launched = 0
         patch.setattr(launch, "compiled", lambda plan: SimpleNamespace(launcher=self.launcher(plan)))
         patch.setattr(launch, "on_gpu", lambda index: True)
-        patch.setattr(launch, "target", lambda index: ("sm_90a", 0))
-        patch.setattr(launch, "empty_on_gpu", self.empty)
-        patch.setattr(launch, "raw_stream", lambda index: 77)
+        patch.setattr(launch, "target", lambda index, config=None: ("sm_90a", 0))
+        for module in (launch, launches):
+            patch.setattr(module, "empty_on_gpu", self.empty)
+            patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(launches, "THREAD", SimpleNamespace(bound=True))
-        patch.setattr(api, "_current_device", lambda: -1)
+        patch.setattr(launches, "current_device", lambda: -1)
         patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 
     def read(self, *tensors: Any) -> None:
@@ -204,11 +205,9 @@ class Emulated:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for ready in (launch.READY, launch.BOTH_READY):
-        ready.clear()
+    launch.READY.clear()
     yield lambda: Emulated(monkeypatch)
-    for ready in (launch.READY, launch.BOTH_READY):
-        ready.clear()
+    launch.READY.clear()
 
 
 @needs_dsl
@@ -281,10 +280,10 @@ def test_results_lie_in_memory_that_is_given(emulated: Any, monkeypatch: pytest.
         assert torch.equal(found.float(), values.float()) and torch.equal(of_c, scales)
         assert gpu.launched == turn + 1
         if turn == 0:
-            prepared = launch._prepared
-            monkeypatch.setattr(launch, "_prepared", None)
+            part = launch._part
+            monkeypatch.setattr(launch, "_part", None)
         else:
-            monkeypatch.setattr(launch, "_prepared", prepared)
+            monkeypatch.setattr(launch, "_part", part)
     wide = torch.zeros(40, 2)
     gpu.read(x)
     launch.computed_into(x, launch.AS_QUANTIZE, None, wide)

@@ -37,6 +37,8 @@ from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
 from ..sm90.config import Sm90Config, with_current_names
 from ..sm90.quantized.feature_parts import FeatureParts, PartsChoice
+from ..sm100.choose import Sm100Choice
+from ..sm100.plan import Sm100Config
 from ..streamed.choose import StreamedChoice
 from ..streamed.plan import StreamedConfig
 from . import cache as object_cache
@@ -63,10 +65,13 @@ importlib.import_module(start["main"]).main()
 """
 
 
+AnyChoice = Sm90Choice | Sm80Choice | Sm100Choice | StreamedChoice | PartsChoice
+
+
 class Kernel(NamedTuple):
     """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate. `paired`: of two pairs."""
 
-    choice: Sm90Choice | Sm80Choice
+    choice: Sm90Choice | Sm80Choice | Sm100Choice
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
@@ -362,7 +367,7 @@ def _gate_of(entry: Any) -> Combined | str | None:
     return Combined(tuples(expression), matrices, tuple(numbers))
 
 
-def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice | PartsChoice) -> dict[str, object]:
+def entry_of_choice(choice: AnyChoice) -> dict[str, object]:
     """A configuration as JSON has it: every setting by name, knobs beside fields.
 
     >>> choice = Sm90Choice(Sm90Config(overlap=True), swapped=True)
@@ -375,10 +380,12 @@ def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice | PartsChoi
         return {"swapped": False, "parts": [[count, config.settings] for count, config in choice.config.parts]}
     if isinstance(choice, Sm80Choice):
         return {"swapped": choice.swapped, "config": asdict(choice.config), "mma.sync": choice.arch}
+    if isinstance(choice, Sm100Choice):
+        return {"swapped": False, "config": asdict(choice.config), "tcgen05": choice.arch}
     return {"swapped": choice.swapped, "config": choice.config.settings}
 
 
-def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice | PartsChoice:
+def choice_of(entry: Any) -> AnyChoice:
     """A configuration from JSON. Raises LayoutError, TypeError or KeyError for any other entry.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
@@ -393,6 +400,8 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice | PartsCho
         return PartsChoice(FeatureParts(tuple(parts)))
     if "mma.sync" in entry:
         return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
+    if "tcgen05" in entry:
+        return Sm100Choice(Sm100Config(**entry["config"]), entry["tcgen05"])
     return Sm90Choice(Sm90Config(**with_current_names(entry["config"])), entry["swapped"])
 
 

@@ -95,14 +95,14 @@ class Wgmma(Rebuilt):
     The DSL has an operation for 16-bit types, 8-bit floats and integers. tf32 it has not: its instruction is written
     out, with the accumulator's registers tied to themselves.
 
-    half  (atom, B's descriptor) of a plan that is finished half by half, in place of its own: its products are of one
-          of the `halves` of an accumulator
+    half  (atom, B's descriptor) of a plan whose products are of parts of the columns, in place of its own: of one of
+          the `halves` of an accumulator, or into registers of their own
     """
 
     def __init__(self, plan: Any, half: Any = None):
         self.atom, self.b = half or (plan.mma, plan.b.descriptor)
         self.a, self.shape = plan.a.descriptor, self.atom.shape_mnk
-        if len(self.b.mn_steps) != (1 if half is None else 2):
+        if (len(self.b.mn_steps) > 1) != (half is not None):
             raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions of {self.atom} wide")
         self.tied = self.atom.a_dtype.name in _TIED
         self.held = () if self.tied else ("tiled_mma",)

@@ -9,6 +9,7 @@
 x is in either order: with rows contiguous ("row"), or columns ("col"), as in the transpose that a weight's gradient
 needs. Values have contiguous rows always. A "col" tile is transposed through shared memory, whose words are swizzled.
 `BothWaysPlan` quantises a matrix and its transpose: a "col" tile whose lines are stored too, each with a scale.
+`JoinedPlan` quantises several tensors in one launch, each by a plan of its own.
 
 The arithmetic is that of `epilogue.reduce.Quantize`, each operation rounded to f32:
 
@@ -168,14 +169,15 @@ class QuantizePlan:
             return 0 if self.group == 1 else THREADS // WARP * 4
         return (THREADS // WARP + 1) * BLOCK * 4 + BLOCK * BLOCK
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All that decides the code, as JSON-able data."""
+        own = ("source", "values", "group", "order", "access", "powers")
+        return {self.key: {name: getattr(self, name) for name in own}}
+
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
-        own = ("source", "values", "group", "order", "access", "powers")
-        facts = {type(self).key: {name: getattr(self, name) for name in own}}
-        made: CompiledGemm = named("compile.compiler:compile_kernel")(
-            named(self.device_kernel)(self), self.arch.name, facts, self
-        )
-        return made
+        return _compiled(self, self.facts)
 
     def check(self) -> Report:
         """The tile covers each element once, in aligned vectors; shared memory has no bank conflict."""
@@ -241,6 +243,54 @@ class BothWaysPlan(QuantizePlan):
         super().__post_init__()
         if self.group != 1 or self.order != "col":
             raise PlanError(f"group = {shown(self.group)}, order = {shown(self.order)}: both ways are 1 of 'col'")
+
+
+@dataclass(frozen=True)
+class JoinedPlan:
+    """A kernel that quantises several tensors, one plan's CTAs behind those of the plan before.
+
+    parts  the plans; each writes what it writes alone
+
+    Its parameters are those of each plan, with the plan's number behind their names. Raises PlanError for no plan.
+
+    >>> plan = JoinedPlan((QuantizePlan("bf16", "e4m3", 1), QuantizePlan("bf16", "e4m3", 128, "col")))
+    >>> list(plan.parameters)[:2], list(plan.parameters)[13:15]
+    (['x0', 'values0'], ['x1', 'values1'])
+    """
+
+    parts: tuple[QuantizePlan, ...]
+
+    arch: ClassVar[Arch] = QuantizePlan.arch
+    device_kernel: ClassVar[str] = QuantizePlan.device_kernel
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise PlanError("parts = (): a JoinedPlan has one plan or more")
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The kernel's parameters, and what each is."""
+        return {f"{name}{i}": kind for i, part in enumerate(self.parts) for name, kind in part.parameters.items()}
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory: those of the plan that takes most."""
+        return max(part.shared_bytes for part in self.parts)
+
+    def compile(self) -> CompiledGemm:
+        """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
+        return _compiled(self, {"quantize several": [part.facts for part in self.parts]})
+
+    def check(self) -> Report:
+        """The checks of each plan."""
+        return Report(tuple([check for part in self.parts for check in part.check()]))
+
+
+def _compiled(plan: QuantizePlan | JoinedPlan, facts: dict[str, object]) -> CompiledGemm:
+    made: CompiledGemm = named("compile.compiler:compile_kernel")(
+        named(plan.device_kernel)(plan), plan.arch.name, facts, plan
+    )
+    return made
 
 
 def pitch_of(columns: int) -> int:

@@ -105,7 +105,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("groups along K", "triangular operands"): "K tiles are counted from a group's end",
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},
-    **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
+    **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "prologue")},
     ("groups of columns", "symmetric order"):
         "a tile is stored again transposed, and its groups of columns are of rows there; no order= computes all tiles",
     **{(part, "symmetric order"): "rows in another order have no diagonal"

@@ -201,6 +201,21 @@ class Promoted:
         total = ("given", TOTAL)
         return head == "add" and sorted(_occurs(total, term) for term in terms) == [False, True] and total in terms
 
+    @property
+    def is_symmetric(self) -> bool:
+        """True if A's and B's tables, in their order, may be exchanged.
+
+        Total (i, j) then is total (j, i) of B and A.
+
+        >>> mainloop_of((1, 1)).is_symmetric, mainloop_of((1, 128)).is_symmetric, mainloop_of(()).is_symmetric
+        (True, False, True)
+        """
+        rows, columns = ([table for table in self.tables if table.axis == axis] for axis in "mn")
+        if [table.group for table in rows] != [table.group for table in columns]:
+            return False
+        other = {x.name: y.name for each in zip(rows, columns) for x, y in (each, each[::-1])}
+        return _sorted(self.expression, {}) == _sorted(self.expression, other)
+
     @checked(PlanError)
     def evaluate(self, product: Value, at: OperandPlace) -> Value:
         """The next total of one element. `at.read` gives the total and the tables' values, `at.math` operations."""
@@ -299,6 +314,17 @@ def as_promoted(loop: object) -> Promoted:
 def _occurs(part: tracing.Expression, expression: object) -> bool:
     """True if an expression is, or has among its operands, that part."""
     return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))
+
+
+def _sorted(expression: object, other: Mapping[str, str]) -> object:
+    """An expression whose operands of sums and products are sorted. `other` renames its tables."""
+    if not isinstance(expression, tuple):
+        return expression
+    head, *operands = expression
+    if head == "given":
+        return head, other.get(operands[0], operands[0])
+    found = [_sorted(each, other) for each in operands]
+    return head, *(sorted(found, key=repr) if head in ("add", "mul") else found)
 
 
 def widest_span(k: int) -> int:

@@ -346,8 +346,8 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
 def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, word_b: int, major_b: str) -> np.ndarray:
     """wgmma.mma_async on two descriptors. The product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
-    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
-    whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
+    A and B are read through their descriptors' own arithmetic. The sum of the products is rounded to float32 once; the
+    hardware's order of sums is not specified. 32 products of 8-bit integers fit into 32.
     """
     m, _, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
@@ -361,7 +361,7 @@ def register_product(atom: MmaAtom, smem: SharedBytes, a: np.ndarray, word_b: in
     if atom.c_dtype.kind == "int":
         return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(a @ b.T, dtype=np.float32)
+        return np.asarray(a.astype(np.float64) @ b.T, dtype=np.float32)  # in no BLAS's order
 
 
 def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndarray:

@@ -342,8 +342,8 @@ def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) ->
         return out
 
     left, right = matrix("A", m, a), matrix("B", n, b)
-    if atom.c_dtype.name == "i32":
-        left, right = left.astype(np.int64), right.astype(np.int64)
+    wide = np.int64 if atom.c_dtype.name == "i32" else np.float64  # exact, or rounded once
+    left, right = left.astype(wide), right.astype(wide)
     i, j = _held(atom, "C", atom.accumulator_registers)
     whole = np.einsum("xik,yjk->xyij", left, right)
     sums += whole[:, :, i, j].astype(sums.dtype)

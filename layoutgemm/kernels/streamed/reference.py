@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import ldmatrix
+from ...atoms import MmaAtom, ldmatrix
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks.coverage import not_once
 from ...errors import PlanError
@@ -120,18 +120,18 @@ def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> B
     return slot
 
 
-def strip_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Values of each fragment of a strip's bytes of a slot, divided and not scaled. The map is (lane, value)."""
-    a, order, lanes = plan.a, plan.a.packing, np.arange(WARP)
+def strip_fragments(plan: StreamedPlan, slot: Bytes) -> Floats:
+    """Values of a strip's bytes of a slot, divided and not scaled. The map is (fragment, lane, value)."""
+    a, order, lanes, numbers = plan.a, plan.a.packing, np.arange(WARP), range(plan.b.fragments)
     ops = (FusedPairs if plan.fused else NumpyPairs)(order.target)
     words = [_word(slot, np.asarray(a.codes(lanes, v)) + 4 * w) for v in range(a.vectors) for w in range(WORDS)]
-    found = []
-    for number in range(plan.b.fragments):
-        zeros = _halves(plan, slot, order.group_of(number), 1) if order.format.zeros else []
-        twice = [half | half << np.uint32(16) for half in zeros]
-        registers = fragment(order, [words[w] for w in words_of(order, number)], [], twice, ops, plan.a.one_shift)
-        found.append(np.concatenate([values_of(register, order.target) for register in registers], axis=1))
-    return found
+    taken = np.array([[words[w] for w in words_of(order, number)] for number in numbers])
+    zeros: list[Words] = []
+    if order.format.zeros:
+        halves = np.array([_halves(plan, slot, order.group_of(number), 1) for number in numbers])
+        zeros = [half | half << np.uint32(16) for half in halves.swapaxes(0, 1)]
+    registers = fragment(order, list(taken.swapaxes(0, 1)), [], zeros, ops, plan.a.one_shift)
+    return np.concatenate([values_of(register, order.target) for register in registers], axis=-1)
 
 
 def _word(slot: Bytes, first: IntArray) -> Words:
@@ -177,22 +177,26 @@ def _fragments_of_x(plan: StreamedPlan, memory: Bytes, place: int) -> list[Float
     return found
 
 
+@memoized(64)
+def _coordinates(mma: MmaAtom, operand: str, values: int) -> tuple[IntArray, IntArray]:
+    """The row and the column of each of an operand's values: (lane, value)."""
+    i, j = np.broadcast_arrays(*map(np.asarray, mma.coords(operand)(np.arange(WARP)[:, None], np.arange(values)[None])))
+    return i, j
+
+
 def _product(plan: StreamedPlan, a: Floats, b: Floats) -> Floats:
     """One mma.sync, each operand as the instruction's own map reads its registers."""
     m, n, k = plan.mma.shape_mnk
-    lanes = np.arange(WARP)[:, None]
     left, right = np.zeros((m, k), np.float32), np.zeros((n, k), np.float32)
-    left[plan.mma.coords("A")(lanes, np.arange(a.shape[1])[None, :])] = a
-    right[plan.mma.coords("B")(lanes, np.arange(b.shape[1])[None, :])] = b
+    left[_coordinates(plan.mma, "A", a.shape[1])] = a
+    right[_coordinates(plan.mma, "B", b.shape[1])] = b
     whole = left.astype(np.float64) @ right.T.astype(np.float64)
-    i, j = plan.mma.coords("C")(lanes, np.arange(plan.mma.accumulator_registers)[None, :])
-    return np.asarray(whole[i, j], np.float32)
+    return np.asarray(whole[_coordinates(plan.mma, "C", plan.mma.accumulator_registers)], np.float32)
 
 
 def _put(plan: StreamedPlan, sums: Floats, held: Floats, warp: int, band: int) -> None:
     """A warp's sums of a band to where the block adds them."""
-    i, j = plan.mma.coords("C")(np.arange(WARP)[:, None], np.arange(held.shape[-1])[None, :])
-    i, j = np.broadcast_arrays(np.asarray(i), np.asarray(j))
+    i, j = _coordinates(plan.mma, "C", held.shape[-1])
     inside = j < plan.b.rows
     for strip in range(plan.a.band):
         at = np.asarray(plan.sums(i[inside], j[inside], warp, band * plan.a.band + strip))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..launch import NewResult, PreparedProblem, making
-from ..prepared import prepare, problem_at
+from ..prepared import Config, of_derivatives, prepare, problem_at
 from ..solver import solve
 from .bias import WeightAndBias, weight_and_bias
 from .products import DerivedProduct, derived_product, is_stretched
@@ -101,14 +101,15 @@ def kept_gradients(
         pass
     if len(forward.gradients) >= MAX_KEPT:
         forward.gradients.clear()
-    found = _prepared(a, b, grad, wants, bias)
+    found = _prepared(a, b, grad, wants, bias, of_derivatives(forward.solution.kernel.choice))
     forward.gradients[key] = found
     return found
 
 
 def _prepared(
-    a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool], bias: torch.dtype | None
-) -> KeptGradients | None:
+    a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool], bias: torch.dtype | None,
+    config: Config | None,
+) -> KeptGradients | None:  # fmt: skip
     """With dC as it lies, or else made contiguous."""
     wants_a, wants_b = wants
     ways = [grad] if grad.is_contiguous() else [grad.contiguous()] if is_stretched(grad) else [grad, grad.contiguous()]
@@ -117,26 +118,28 @@ def _prepared(
         of_a = derived_product(given, b.mT, a) if wants_a else None
         of_b = derived_product(a.mT, given, b) if wants_b else None
         wanted = [made for made, wants in ((of_a, wants_a), (of_b, wants_b)) if wants]
-        if all(_is_one_launch(made, sources) for made in wanted):
-            both = weight_and_bias(of_b, bias)
-            launches = _launch_of(of_a, a, False), _launch_of(of_b, b, True)
+        if all(_is_one_launch(made, sources, config) for made in wanted):
+            both = weight_and_bias(of_b, bias) if config is None else None  # a kernel of wgmma's
+            launches = _launch_of(of_a, a, False, config), _launch_of(of_b, b, True, config)
             return KeptGradients(*launches, given is not grad, both)
     return None
 
 
-def _is_one_launch(made: DerivedProduct | None, sources: set[int]) -> bool:
+def _is_one_launch(made: DerivedProduct | None, sources: set[int], config: Config | None) -> bool:
     """True if the product reads the given tensors in place, by one launch."""
     if made is None or not {made.left.data_ptr(), made.right.data_ptr()} <= sources:
         return False
-    solution = solve(problem_at(made.left, made.right, made.left.dtype, None, None))
+    solution = solve(problem_at(made.left, made.right, made.left.dtype, config, None))
     return solution.copies == (None, None, None) and len(solution.launches) == 1
 
 
-def _launch_of(made: DerivedProduct | None, like: torch.Tensor, second: bool) -> GradientLaunch | None:
+def _launch_of(
+    made: DerivedProduct | None, like: torch.Tensor, second: bool, config: Config | None
+) -> GradientLaunch | None:
     """The launch of a gradient; `second`: dC is the right operand of its product, unless that is transposed."""
     if made is None:
         return None
-    prepared = prepare(made.left, made.right, like.dtype)
+    prepared = prepare(made.left, made.right, like.dtype, config)
     shape, strides = prepared.shape, prepared.strides
     if made.transposed:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])

@@ -86,7 +86,7 @@ def library() -> Library | None:
 class LaunchPlan(NamedTuple):
     """The launches of a call, for `calls.c`.
 
-    functions  `data_ptr`'s name, functions and objects, in the order of the first members of `Plan`
+    functions  `data_ptr`'s name, functions and objects, in the order of the first members of `Plan`; `take` may be None
     numbers    its numbers, in its order
     template   the arguments
     reads      (tensor, its argument, bytes from the tensor to what the launch takes)

@@ -25,7 +25,8 @@ extern void PyEval_RestoreThread(void *), Py_IncRef(Object *), Py_DecRef(Object 
    seven lists, each its length and then its entries. */
 typedef struct {
   Object *address, *device, *index, *stream, *ordered, *empty, *fill, *mark, *bind, *open, *other, *refused, *none;
-  Object *memory, *step, *byte; /* of the memory that the launches share */
+  Object *memory, *step, *byte; /* of the memory that the launches share: a tensor's shape, strides and type, */
+  Object *size, *take, *leave;  /* or its bytes and functions that allocate and free it, where `take` is not None */
   Word least, low, arguments, tensors, given, optional, into;
 } Plan;
 
@@ -123,7 +124,7 @@ Object *product(Object *self, Object *const *given, Size count) {
   const Word *inner = next + 1;
   next = inner + 2 * *next;
   Word news = *next++, made_count = 0;
-  Object *made[news + 1], *result = 0;
+  Object *made[news + 1], *result = 0, *of_stream = 0, *taken = 0;
   for (; made_count < news; made_count++, next += 5) { /* shape, strides, type, argument or -1, first values or 0 */
     Object *x = made[made_count] = PyObject_VectorcallDict(plan->empty, (Object *const *)next, 3, 0);
     if (!x) goto done;
@@ -134,7 +135,7 @@ Object *product(Object *self, Object *const *given, Size count) {
     }
     if (next[3] >= 0 && (values[next[3]] = address_of(plan, x)) == -1) { made_count++; goto done; }
   }
-  if (inner[-1]) {
+  if (inner[-1] && plan->take == plan->none) {
     Object *of_memory[3] = {plan->memory, plan->step, plan->byte};
     Object *x = PyObject_VectorcallDict(plan->empty, of_memory, 3, 0);
     if (!x) goto done;
@@ -153,11 +154,23 @@ Object *product(Object *self, Object *const *given, Size count) {
     Py_DecRef(x);
     bound = 1;
   }
-  Word stream = number(call(plan->stream, plan->index, 1));
+  if (!(of_stream = call(plan->stream, plan->index, 1))) goto done;
+  Word stream = PyLong_AsLongLong(of_stream);
   if (stream == -1 && PyErr_Occurred()) goto done;
   const Word *returns = next + 1;
   next = returns + *next;
+  if (inner[-1] && plan->take != plan->none) {
+    Object *both[2] = {plan->size, of_stream};
+    if (!(taken = PyObject_VectorcallDict(plan->take, both, 2, 0))) goto done;
+    Word begin = PyLong_AsLongLong(taken);
+    for (Word i = 0; i < inner[-1]; i++) values[inner[2 * i]] = begin + inner[2 * i + 1];
+  }
   Word error = launch(values, next, stream);
+  if (taken) { /* the stream's next memory may be the same: its launches come behind these */
+    Object *left = call(plan->leave, taken, 1);
+    if (!left) goto done;
+    Py_DecRef(left);
+  }
   if (error) {
     Object *x = PyLong_FromLongLong(error);
     result = x ? call(plan->refused, x, 1) : 0; /* it raises */
@@ -176,6 +189,8 @@ Object *product(Object *self, Object *const *given, Size count) {
   if (several) result = several;
 done:
   while (made_count) Py_DecRef(made[--made_count]);
+  if (of_stream) Py_DecRef(of_stream);
+  if (taken) Py_DecRef(taken);
   return result;
 }
 

@@ -18,7 +18,7 @@ import torch.autograd.forward_ad as _forward
 from ...kernels.plan import rounded_up
 from ...kernels.run.capture import first_call
 from ..checks import differentiated, launched_alone, modes_of_dispatch, modes_of_functions
-from ..launch import NONE_WRITTEN, DirectLaunch, NewResult, NewTensor, ProductCall, Recording, making, recorded
+from ..launch import APART, NONE_WRITTEN, DirectLaunch, NewResult, NewTensor, ProductCall, Recording, making, recorded
 from ..prepared import PREPARED
 from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCallsByOptions, LaunchesByAddress, guarded
 
@@ -26,7 +26,6 @@ Tensors = Sequence[torch.Tensor]
 Results = tuple["torch.Tensor | None", ...]
 Made: TypeAlias = Any  # one tensor, or several and None
 Record = Callable[[Made, Any, Tensors], Made]
-_APART = 256  # bytes: a tensor in the memory begins at a multiple, as one in memory of its own does
 
 
 class Chain(NamedTuple):
@@ -210,7 +209,7 @@ def _places(steps: Sequence[Tensors], others: Tensors) -> _Inner:
     placed: dict[int, tuple[int, int]] = {}  # begin and end
     for at, (first, last) in used.items():
         busy = sorted(placed[other] for other in placed if used[other][0] <= last and first <= used[other][1])
-        begin, size = 0, rounded_up(sizes[at], _APART)
+        begin, size = 0, rounded_up(sizes[at], APART)
         for low, high in busy:
             if begin + size <= low:
                 break

@@ -236,6 +236,12 @@ def quantize_both(
     return *lines, *columns
 
 
+def quantize_together(*xs: torch.Tensor, recipes: str, both: Sequence[bool]) -> list[torch.Tensor]:
+    """Values and scales of each of several tensors, and of its transpose."""
+    pairs, _ = _fp8.quantize_together([*zip(xs, recipes.split(","), both)])
+    return [part for pair in pairs for part in pair]
+
+
 def scaled_matmul_quantized(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out_dtype: torch.dtype | None,
     activation: str | None, recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],

@@ -56,6 +56,11 @@ def _of_scaled(a: Shape, scale_a: Shape, b: Shape, *others: object, **named: obj
     return of_product(a, b)
 
 
+def _of_block_scaled(a: torch.Tensor, scale_a: object, b: torch.Tensor, *others: object, **named: object) -> int:
+    """The operations of a product of tensors, whose bytes have two 4-bit elements each."""
+    return of_product(a.shape, b.shape) * (2 if a.dtype == getattr(torch, "float4_e2m1fn_x2", None) else 1)
+
+
 def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) -> int:
     return sum(of_product(a, each) for each in b)
 
@@ -65,6 +70,13 @@ def _of_several_groups(
     rows: Shape | None = None, *others: object, **named: object,
 ) -> int:  # fmt: skip
     return sum(of_groups(a, each) if rows is None else _of_rows(a, each, rows) for each in b)
+
+
+def _of_several_scaled(
+    a: Shape, b: Sequence[Shape], groups: Shape | None, scale_a: object, scale_b: object, numbers: object,
+    function: str, said: str = "", rows: Shape | None = None, *others: object, **named: object,
+) -> int:  # fmt: skip
+    return _of_several_groups(a, b, groups, numbers, function, said, rows)
 
 
 def _of_parts(a: Sequence[Shape], b: Sequence[Shape], read: Sequence[Shape], *others: object, **named: object) -> int:
@@ -90,7 +102,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
     "scaled_matmul_quantized": _of_scaled,
     "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
-    "combined_grouped_matmul": _of_several_groups,
+    "combined_grouped_matmul": _of_several_groups, "combined_scaled_grouped_matmul": _of_several_scaled,
     "composed_matmul": _of_parts, "composed_matmul_writing": _of_parts,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
     "quantized_epilogue_matmul": _of_packed_steps,
@@ -99,5 +111,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
 
 def count_flops(name: str) -> None:
     """Have torch count the operations of an operator, if it is a product."""
+    if name == "block_scaled_matmul":
+        register_flop_formula(torch.ops.layoutgemm.block_scaled_matmul, get_raw=True)(_of_block_scaled)
     if name in _FORMULAS:
         register_flop_formula(getattr(torch.ops.layoutgemm, name))(_FORMULAS[name])

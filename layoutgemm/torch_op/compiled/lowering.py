@@ -40,9 +40,10 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "quantized_matmul": ("scales", "bias", "scale_x"),
     "quantize": (),
     "quantize_both": (),
+    "quantize_together": (),
     "scaled_matmul_quantized": ("scale_b", "bias"),
 }
-_ALWAYS = ("a", "scale_a", "b", "x", "units", "read")  # tensors of the operators, in the order of their arguments
+_ALWAYS = ("a", "scale_a", "b", "x", "xs", "units", "read")  # tensors of the operators, in the order of their arguments
 # Operators that write to arguments: the functions of theirs have the same names.
 _WRITING = ("epilogue_matmul", "composed_matmul_writing", "scaled_epilogue_matmul", "grouped_epilogue_matmul")
 _NODES = (

@@ -15,6 +15,7 @@ from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.sm90.explain import described_triangles
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.sm100.plan import Sm100Plan
 from ..epilogue import finish_of, readable_gate
 from ..explanation import ZEROS, Explanation, of_plan, partial_text, sums_again
 from ..launch import plan_of
@@ -65,6 +66,9 @@ def explain_composed(
         copies.append(f"a: torch computes its function first, in float32; {ways.memory} bytes")
     ready = ready_plan(call, options.config, epilogue)
     plan = ready.plan
+    if isinstance(plan, Sm100Plan):
+        of_tcgen05 = "parts of one tcgen05 kernel, which was asked for"
+        return of_plan(plan, *_of_one(call, plan), options.out, of_tcgen05, chosen)
     if not isinstance(plan, Sm90Plan):
         why = "the mma.sync kernel" if ways is None else f"the mma.sync kernel; {ways}"
         more = ways.memory if ways is not None and ways.apart else 0
@@ -89,7 +93,7 @@ def _described(plan: Sm90Plan) -> str:
     return described_order(schedule_of(plan), clusters_of_plan(plan))
 
 
-def _of_one(call: ComposedCall, plan: Sm90Plan) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_one(call: ComposedCall, plan: Sm90Plan | Sm100Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """A and B as the plan reads them: of a batch of one, matrices."""
     a, b = call.a[0], call.b[0]
     if call.parts.gate is not None and b.stride(-2) != 1:

@@ -6,7 +6,6 @@ tiles with an epilogue; other parts are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -25,29 +24,34 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.prologue import Prologue
+from ...kernels.operands.promoted import mainloop_of
 from ...kernels.orders import (
     Order,
     check_order,
     clusters_of_plan,
     columns_of_order,
+    is_symmetric,
     order_values,
     spread_to_elements,
     visited_tiles,
 )
 from ...kernels.plan import present
-from ...kernels.planner import refusal_beside_hopper
+from ...kernels.planner import refusal_beside_hopper, square_config
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import plan_with_scales
 from ...kernels.sm90.config import Sm90Config, Sm90Tuning
 from ...kernels.sm90.indexed.choose import copies_first
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles
+from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ...schedule.listed import decoded, tiles_on_host
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, gpu, target
+from ..problem import reads_by_tma
 from ..scaled_grouped.recipes import SCALES
 from ..scaled_grouped.scaled import chosen, widest_span_of
 from ..tuned_store import MEASURED, lookup_with_parts
@@ -55,7 +59,7 @@ from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
 from .parts import ADD_ROWS, PLACED, TILES
 
-Plan = Sm90Plan | Sm80Plan
+Plan = Sm90Plan | Sm80Plan | Sm100Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ class PlanKey(NamedTuple):
     promotes: tuple[int, ...] | None
     span: int
     indexed: IndexedRows | None
-    config: Sm90Config | None
+    config: Sm90Config | Sm100Config | None
     on: tuple[str, int]
 
 
@@ -110,10 +114,10 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     Raises OperandError or PlanError for a product that no kernel computes.
     """
     a, b, parts = call.a[0], call.b[0], call.parts
-    choice, on = choice_of(config), target(a.get_device())
-    if choice is not None and on[0] != "sm_90a":
+    choice, on = choice_of(config), target(a.get_device(), config)
+    if isinstance(choice, Sm90Choice) and on[0] != "sm_90a":
         raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
-    if parts.promotes is not None and on[0] != "sm_90a":
+    if parts.promotes is not None and not reads_by_tma(target(a.get_device(), config)[0]):
         raise OperandError(
             f"scales of K blocks are the main loop's of compute capability 9.0, and {a.device} runs {on[0]}"
         )
@@ -129,7 +133,7 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     tables = [call.values[name] for name in SCALES[: len(parts.promotes or ())]]
     span = 1 if parts.triangles is not None else widest_span_of(sizes[2], *tables)
 
-    def ready(found: Sm90Config | None, why: str | None = None) -> ReadyPlan:
+    def ready(found: Sm90Config | Sm100Config | None, why: str | None = None) -> ReadyPlan:
         indexed = indexed_rows(call, _copies(call, found))
         return _ready(PlanKey(sizes, names, *of_parts, parts.promotes, span, indexed, found, on), why)
 
@@ -145,13 +149,15 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     return ready(None if parts.promotes is None else _scaled_config(call, sizes, names))
 
 
-def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
+def _copies(call: ComposedCall, config: Sm90Config | Sm100Config | None) -> bool:
     """True if A's rows are copied first: as the caller says, the only way, or the one estimated faster."""
     parts = call.parts
     if ROWS not in parts.own:
         return False
     if parts.copy_rows is not None:
         return parts.copy_rows
+    if isinstance(config, Sm100Config):  # whose TMA gathers rows
+        return False
     if len(call.a) > 1 or parts.how is not None or parts.gate is not None or parts.promotes is not None:
         return True
     if config is not None:
@@ -171,6 +177,8 @@ def _ready(key: PlanKey, why: str | None = None) -> ReadyPlan:
 def _derived(key: PlanKey) -> Plan:
     """The plan of a key; its order may still visit a tile twice."""
     m, n, k, batch, second = key.sizes
+    if isinstance(key.config, Sm100Config):
+        return _by_tcgen05(key, key.config)
     if key.on[0] != "sm_90a":
         if key.triangles is not None:
             raise OperandError(refusal_beside_hopper("triangles", key.on[0]))
@@ -197,6 +205,8 @@ def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str,
     if parts.order is not None:
         n = columns_of_order(parts.order, m, n)
     columns = 1 if own is None else own.columns
+    if is_symmetric(parts.order):
+        return square_config(m, batch)
     promotes = present(parts.promotes)
     how = parts.gate if parts.how is None else parts.how
     config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, how)
@@ -211,6 +221,19 @@ def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str,
     return replace(
         config, launch="workers", split=1, staged_epilogue_k_tiles=0, one_tile_per_cluster=False, tuning=tuning
     )
+
+
+def _by_tcgen05(key: PlanKey, config: Sm100Config) -> Sm100Plan:
+    """The plan of the tcgen05 kernel, which the caller asked for."""
+    m, n, k, batch, second = key.sizes
+    a, b, c = key.names
+    found = plan_of(
+        m, n, k, batch=batch, arch=key.on[0], config=config, a=a, b=b, c=c, epilogue=key.epilogue, gated=key.gated,
+        order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed, triangles=key.triangles,
+        mainloop=None if key.promotes is None else mainloop_of(key.promotes),
+    )  # fmt: skip
+    assert isinstance(found, Sm100Plan)
+    return found
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:
@@ -242,14 +265,21 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     raise refused
 
 
-def check_mirror(plan: Plan, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
+def check_mirror(plan: Plan, call: ComposedCall) -> None:
     """Raise OperandError unless a product in symmetric order is symmetric. A A^T, A A^T + B B^T or A B^T + B A^T."""
+    a, b = call.a, call.b
     if not isinstance(plan, Sm90Plan) or plan.mirror is None:
         return
     if not any(all(map(same_memory, a, [x.mT for x in each])) for each in (b, b[::-1])):
         of_two = ", or ((a, a2), (a.mT, a2.mT)) and ((a, a2), (a2.mT, a.mT)) of two pairs" * (len(a) > 1)
         raise OperandError(
             f"order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric'){of_two}"
+        )
+    scales = [call.values[name] for name in SCALES[: len(call.parts.promotes or ())]]
+    if scales and not same_memory(scales[0], scales[-1]):
+        raise OperandError(
+            "order = 'symmetric': scale_b is scale_a, as in scaled_matmul(a, s, a.mT, s, order='symmetric'): the main "
+            "loop of (i, j) is that of (j, i)"
         )
 
 

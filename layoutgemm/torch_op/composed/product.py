@@ -34,6 +34,7 @@ from ...kernels.run.epilogue_operands import (
 from ...kernels.run.partial import is_partial
 from ...kernels.run.torch_tensors import launch_of
 from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.sm100.plan import Sm100Plan
 from ...kernels.verbs import named
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
@@ -45,6 +46,7 @@ from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, n
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, combined_sums
 from ..prepared import Config, gpu, on_gpu, target
+from ..problem import reads_by_tma
 from ..prologue import product as prologues
 from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
@@ -133,7 +135,9 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     Raises OperandError or PlanError for a product without a kernel, before anything is written.
     """
     parts = call.parts
-    if call.plain_pairs and (not on_gpu(call.a[0].get_device()) or target(call.a[0].get_device())[0] == "sm_90a"):
+    if call.plain_pairs and (
+        not on_gpu(call.a[0].get_device()) or reads_by_tma(target(call.a[0].get_device(), config)[0])
+    ):
         bias = call.values[BIAS] if BIAS in parts.own else None
         return computed_pairs(call.a, call.b, bias, parts.activation, call.kind, config, out)
     if 0 in call.shape:
@@ -155,7 +159,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
         return computed(with_function_applied(call), config, out)
     ready = ready_plan(call, config, epilogue)
     if parts.order is not None:
-        check_mirror(ready.plan, call.a, call.b)
+        check_mirror(ready.plan, call)
     if not on_gpu(call.a[0].get_device()):
         return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)
@@ -174,12 +178,14 @@ def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue |
     epilogue  as the kernel takes it
     """
     a, prologue = call.a[0], call.parts.prologue
-    if prologue is None or not on_gpu(a.get_device()) or target(a.get_device())[0] == "sm_90a":
+    if prologue is None or not on_gpu(a.get_device()) or reads_by_tma(target(a.get_device(), config)[0]):
         return None
     room, _ = gpu(a.get_device())
     if len(call.a) > 1:  # no kernel has a function of the first pair's A
         return Ways(math.inf, 0.0, a.numel() * a.element_size())
-    return ways_of(ready_plan(call, config, epilogue).plan, prologue, room.multiprocessors)
+    plan = ready_plan(call, config, epilogue).plan
+    assert not isinstance(plan, Sm100Plan)  # which has no prologue
+    return ways_of(plan, prologue, room.multiprocessors)
 
 
 def with_function_applied(call: ComposedCall) -> ComposedCall:
@@ -297,7 +303,7 @@ def _words(
     for name in plan.further:
         placed[name] = named(plan.operand_path).lines(plan, name, further[name], [], True)
         held.append(placed[name][0])
-    if not isinstance(plan, Sm90Plan):
+    if not isinstance(plan, Sm90Plan | Sm100Plan):
         own += further_of_tensors(plan, call.values, placed)
         own += [
             *order_words(plan, order, device),

@@ -7,7 +7,7 @@ on others, on the CPU, of no element the reference, into results of the same str
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -17,10 +17,19 @@ from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
 from ...kernels.fp8.plan import BLOCK as DEPTH
-from ...kernels.fp8.plan import BothWaysPlan, QuantizePlan, pitch_of, scale_pitch
+from ...kernels.fp8.plan import BothWaysPlan, JoinedPlan, QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
-from ..compiled.guards import MAX_READY
-from ..launch import DirectLaunch, alignment, empty_on_gpu, raw_stream
+from ..compiled.guards import LEAST_ADDRESS, MAX_READY
+from ..launch import (
+    NONE_WRITTEN,
+    DirectLaunch,
+    NewResult,
+    NewTensor,
+    alignment,
+    empty_on_gpu,
+    making,
+    raw_stream,
+)
 from ..prepared import on_gpu, target
 from ..problem import contiguous_strides
 from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR
@@ -29,7 +38,7 @@ from .reference import quantized
 
 Key = tuple[object, ...]
 Pair = tuple[torch.Tensor, torch.Tensor]
-_GROUPS = {BLOCK: 1, SQUARE: DEPTH, ROW: 0}
+BY_KERNEL = {BLOCK: 1, SQUARE: DEPTH, ROW: 0}  # the recipes of kernels, and their groups
 
 
 class QuantizeOptions(NamedTuple):
@@ -44,6 +53,14 @@ class QuantizeOptions(NamedTuple):
     dtype: torch.dtype
     powers: bool
     major: str
+
+
+class QuantizeRequest(NamedTuple):
+    """A checked tensor, its options, and whether its transpose is quantised too."""
+
+    x: torch.Tensor
+    asked: QuantizeOptions
+    both: bool = False
 
 
 # What `quantize` does unless it is told otherwise.
@@ -87,82 +104,81 @@ def shapes_of(shape: tuple[int, ...], asked: QuantizeOptions) -> QuantizedShapes
 kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size that is a symbol has no hash
 
 
-@dataclass(slots=True)
-class KeptQuantizer:
-    """A launch for tensors of one shape, strides and type. Results, the launch, and address bits that are 0."""
+class QuantizedPart(NamedTuple):
+    """A tensor's part of a launch.
 
-    values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-    scales: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-    columns: int
-    direct: DirectLaunch
-    mask: int
-
-    def run(self, at: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantise what lies at an address, on the current device and stream."""
-        values, scales = self.empty()
-        self.write(at, values, scales, index)
-        return self.cut(values, scales)
-
-    def empty(self) -> Pair:
-        """Memory of the results."""
-        return empty_on_gpu(*self.values), empty_on_gpu(*self.scales)
-
-    def cut(self, values: torch.Tensor, scales: torch.Tensor) -> Pair:
-        """The results in that memory."""
-        return values.narrow(-1, 0, self.columns) if self.columns else values, scales
-
-    def write(self, at: int, values: torch.Tensor, scales: torch.Tensor, index: int) -> None:
-        """The same into memory of the results' strides."""
-        self.direct.launch((at, values.data_ptr(), scales.data_ptr()), raw_stream(index))
-
-
-@dataclass(slots=True)
-class KeptBothWays:
-    """A launch that quantises tensors of one shape, strides and type along both dimensions.
-
-    lines, columns  results of the contiguous dimension, and of the other one
-    swapped         whether the contiguous dimension is x's columns
+    plan       of its kernel
+    arguments  of a launch, without addresses
+    places     of the addresses: x, then values and scales of each result
+    results    tensors in the order of the addresses, and what is cut off each pair's values
+    turned     whether the second pair is the first result
+    mask       address bits of x that are 0
     """
 
-    lines: KeptQuantizer
-    columns: KeptQuantizer
-    swapped: bool
+    plan: QuantizePlan
+    arguments: tuple[int, ...]
+    places: tuple[int, ...]
+    results: tuple[QuantizedShapes, ...]
+    turned: bool
+    mask: int
 
-    @property
-    def mask(self) -> int:
-        """Address bits that are 0."""
-        return self.lines.mask
 
-    def run(self, at: int, index: int) -> tuple[Pair, Pair]:
-        """Quantise what lies at an address, on the current device and stream. It writes x, and its transpose."""
-        lines, columns = self.lines.empty(), self.columns.empty()
-        addresses = at, *[x.data_ptr() for x in (*columns, *lines)]
-        self.lines.direct.launch(addresses, raw_stream(index))
-        found = self.lines.cut(*lines), self.columns.cut(*columns)
-        return found[::-1] if self.swapped else found
+class KeptQuantizer:
+    """A launch for tensors of known shapes, strides and types.
+
+    call    of the tensors: values and scales of each pair, one after the other. None where their GPU is not the current
+    direct  the launch at addresses: x, values and scales of each part
+    cuts    columns of the values, 0 for all; None where no result is cut
+    masks   address bits of each tensor that are 0
+    """
+
+    __slots__ = ("call", "cuts", "direct", "masks")
+
+    def __init__(self, parts: Sequence[QuantizedPart], dtype: torch.dtype, index: int):
+        plan = parts[0].plan if len(parts) == 1 else JoinedPlan(tuple([part.plan for part in parts]))
+        arguments: list[int] = []
+        places: list[int] = []
+        reads: dict[int, int] = {}
+        news: list[NewTensor] = []
+        returns: list[int] = []
+        cuts: list[int] = []
+        for number, part in enumerate(parts):
+            reads[number], *written = own = [len(arguments) + place for place in part.places]
+            pairs: list[tuple[int, int]] = []
+            for made, of_values, of_scales in zip(part.results, written[::2], written[1::2], strict=True):
+                pairs.append((len(news), made.columns))
+                news += NewTensor(*made.values, dtype, of_values), NewTensor(*made.scales, torch.float32, of_scales)
+            for at, columns in pairs[::-1] if part.turned else pairs:
+                returns += at, at + 1
+                cuts += columns, 0
+            arguments += part.arguments
+            places += own
+        self.direct = DirectLaunch(compiled(plan), arguments, places, index, plan)
+        given = NONE_WRITTEN._replace(aligned=False)
+        self.call = making([NewResult(self.direct, tuple(news), reads)], len(parts), returns, given)
+        self.cuts = cuts if any(cuts) else None
+        self.masks = [part.mask for part in parts]
+
+    def reads(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True if its loads reach tensors of its shapes, strides and types."""
+        return all(LEAST_ADDRESS <= (at := x.data_ptr()) and not at & mask for x, mask in zip(tensors, self.masks))
+
+    def pairs(self, made: Sequence[torch.Tensor]) -> tuple[Pair, ...]:
+        """The pairs of a call's result."""
+        if self.cuts is not None:
+            made = [x.narrow(-1, 0, columns) if columns else x for x, columns in zip(made, self.cuts)]
+        return tuple(zip(made[::2], made[1::2]))
 
 
 READY: dict[Key, KeptQuantizer] = {}
-BOTH_READY: dict[Key, KeptBothWays] = {}
 
 
-def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:
+def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> Pair:
     """Values and scales of a checked tensor, now.
 
     key  by which the launch is kept, or ()
     """
-    index = x.get_device()
-    if not _by_kernel(x, asked):
-        return _by_torch(x, asked)
-    read = _readable(x.detach().resolve_neg(), asked.recipe)
-    with torch.cuda.device(index):
-        kept = _prepared(read, shapes_of(tuple(x.shape), asked), asked, index)
-        found = kept.run(read.data_ptr(), index)
-    if key and read.data_ptr() == x.data_ptr():
-        if len(READY) >= MAX_READY:
-            READY.clear()
-        READY[key] = kept
-    return found
+    return _computed([QuantizeRequest(x, asked)], key)[0] if _by_kernel(x, asked) else _by_torch(x, asked)
 
 
 def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[Pair, Pair]:
@@ -170,17 +186,32 @@ def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tup
 
     key  by which the launch is kept, or ()
     """
-    index = x.get_device()
     if not _by_kernel(x, asked):
         return computed(x, asked), computed(x.mT, asked)
-    read = _readable(x.detach().resolve_neg(), asked.recipe)
+    first, second = _computed([QuantizeRequest(x, asked, True)], key)
+    return first, second
+
+
+def computed_together(requests: Sequence[QuantizeRequest], key: Key = ()) -> tuple[Pair, ...] | None:
+    """The pairs of several checked tensors by one launch, of those both ways two. None where no kernel does them all.
+
+    key  by which the launch is kept, or ()
+    """
+    alone = len({x.get_device() for x, _, _ in requests}) == 1
+    return _computed(requests, key) if alone and all(_by_kernel(x, asked) for x, asked, _ in requests) else None
+
+
+def _computed(requests: Sequence[QuantizeRequest], key: Key) -> tuple[Pair, ...]:
+    read = [_readable(x.detach().resolve_neg(), asked.recipe) for x, asked, _ in requests]
+    index = read[0].get_device()
+    parts = [_part(x, tuple(each.x.shape), *each[1:]) for x, each in zip(read, requests)]
     with torch.cuda.device(index):
-        kept = _both_prepared(read, tuple(x.shape), asked, index)
-        found = kept.run(read.data_ptr(), index)
-    if key and read.data_ptr() == x.data_ptr():
-        if len(BOTH_READY) >= MAX_READY:
-            BOTH_READY.clear()
-        BOTH_READY[key] = kept
+        kept = KeptQuantizer(parts, requests[0].asked.dtype, index)
+        found = kept.pairs(kept.call(*read))
+    if key and all(x.data_ptr() == each.x.data_ptr() for x, each in zip(read, requests)):
+        if len(READY) >= MAX_READY:
+            READY.clear()
+        READY[key] = kept
     return found
 
 
@@ -197,18 +228,15 @@ def computed_into(
     key = "into", asked, x.shape, x.stride(), x.dtype, index
     with torch.cuda.device(index):
         kept = READY.get(key)
-        if kept is None or x.data_ptr() & kept.mask or x.is_neg():
+        if kept is None or not kept.reads([x]) or x.is_neg():
             read = _readable(x.detach().resolve_neg(), asked.recipe)
-            kept = _prepared(read, made, asked, index)
+            kept = KeptQuantizer([_part(read, tuple(x.shape), asked)], asked.dtype, index)
             if read.data_ptr() == x.data_ptr():
                 READY[key] = kept
             x = read
-        if values is None:
-            values = empty_on_gpu(*kept.values)
-            kept.write(x.data_ptr(), values, scales, index)
-            return values.narrow(-1, 0, made.columns) if made.columns else values
-        kept.write(x.data_ptr(), values, scales, index)
-    return values
+        found = empty_on_gpu(*made.values, asked.dtype) if values is None else values
+        kept.direct.launch((x.data_ptr(), found.data_ptr(), scales.data_ptr()), raw_stream(index))
+    return found.narrow(-1, 0, made.columns) if values is None and made.columns else found
 
 
 def pitched(values: torch.Tensor) -> torch.Tensor:
@@ -228,7 +256,7 @@ def writes_in_place(values: torch.Tensor, asked: QuantizeOptions) -> bool:
 def _by_kernel(x: torch.Tensor, asked: QuantizeOptions) -> bool:
     """True where a kernel quantises the tensor."""
     index = x.get_device()
-    return bool(x.numel()) and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"
+    return bool(x.numel()) and asked.recipe in BY_KERNEL and on_gpu(index) and target(index)[0] == "sm_90a"
 
 
 def empty_results(
@@ -260,32 +288,27 @@ def _readable(x: torch.Tensor, recipe: str) -> torch.Tensor:
         return x.contiguous().view(prod(front), m, k)
 
 
-def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: QuantizeOptions, index: int) -> KeptQuantizer:
-    """The launch for (batch, M, K). Raises OperandError for more scales than a grid has CTAs."""
-    batch, m, k = x.shape
-    order = "row" if x.stride(-1) == 1 or k == 1 else "col"
-    pitch, access = _pitch_and_access(x if order == "row" else x.mT)
-    plan = QuantizePlan(C_NAMES[x.dtype], C_NAMES[asked.dtype], _GROUPS[asked.recipe], order, access, asked.powers)
-    arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), *_distances(x, made))
-    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2), index, plan)
-    return _kept(made, asked, direct, access)
+def _part(x: torch.Tensor, shape: tuple[int, ...], asked: QuantizeOptions, both: bool = False) -> QuantizedPart:
+    """The part of (batch, M, K), a tensor of that shape. Raises OperandError for more scales than a grid has CTAs.
 
-
-def _both_prepared(x: torch.Tensor, shape: tuple[int, ...], asked: QuantizeOptions, index: int) -> KeptBothWays:
-    """The launch for (batch, M, K), and for its transpose. Raises OperandError as `_prepared` does."""
-    swapped = x.stride(-1) != 1 and x.shape[-1] != 1
-    x, shape = (x.mT, (*shape[:-2], shape[-1], shape[-2])) if swapped else (x, shape)
-    (batch, lines, length), (pitch, access) = x.shape, _pitch_and_access(x)
-    of_lines, of_columns = shapes_of(shape, asked), shapes_of((*shape[:-2], length, lines), asked)
-    plan = BothWaysPlan(C_NAMES[x.dtype], C_NAMES[asked.dtype], access=access, powers=asked.powers)
-    arguments = (0, 0, 0, length, lines, batch, pitch, x.stride(0), *_distances(x.mT, of_columns),
-                 0, 0, *_distances(x, of_lines))  # fmt: skip
-    direct = DirectLaunch(compiled(plan), arguments, (0, 1, 2, 13, 14), index, plan)
-    return KeptBothWays(_kept(of_lines, asked, direct, access), _kept(of_columns, asked, direct, access), swapped)
-
-
-def _kept(made: QuantizedShapes, asked: QuantizeOptions, direct: DirectLaunch, access: int) -> KeptQuantizer:
-    return KeptQuantizer((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
+    Both ways the contiguous dimension is lines, and the other one columns: they are swapped where x has columns.
+    """
+    rows = x.stride(-1) == 1 or x.shape[-1] == 1
+    lines = x if rows else x.mT
+    pitch, access = _pitch_and_access(lines)
+    types, mask = (C_NAMES[x.dtype], C_NAMES[asked.dtype]), access - 1
+    if not both:
+        made = shapes_of(shape, asked)
+        one = QuantizePlan(*types, BY_KERNEL[asked.recipe], "row" if rows else "col", access, asked.powers)
+        arguments = (0, 0, 0, *x.shape[1:], x.shape[0], pitch, x.stride(0), *_distances(x, made))
+        return QuantizedPart(one, arguments, (0, 1, 2), (made,), False, mask)
+    of_x, of_turned = shapes_of(shape, asked), shapes_of((*shape[:-2], *shape[:-3:-1]), asked)
+    of_lines, of_columns = (of_x, of_turned) if rows else (of_turned, of_x)
+    plan = BothWaysPlan(*types, access=access, powers=asked.powers)
+    columns = lines.mT
+    arguments = (0, 0, 0, *columns.shape[1:], x.shape[0], pitch, x.stride(0), *_distances(columns, of_columns),
+                 0, 0, *_distances(lines, of_lines))  # fmt: skip
+    return QuantizedPart(plan, arguments, (0, 1, 2, 13, 14), (of_columns, of_lines), rows, mask)
 
 
 def _pitch_and_access(x: torch.Tensor) -> tuple[int, int]:
@@ -307,6 +330,6 @@ def _distances(x: torch.Tensor, made: QuantizedShapes) -> tuple[int, ...]:
 
 
 @functools.lru_cache(256)
-def compiled(plan: QuantizePlan) -> CompiledGemm:
+def compiled(plan: QuantizePlan | JoinedPlan) -> CompiledGemm:
     """The kernel of a plan."""
     return plan.compile()

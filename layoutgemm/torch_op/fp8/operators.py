@@ -1,11 +1,11 @@
-"""torch.ops.layoutgemm.quantize and quantize_both: as torch's compiler, autograd and functorch see them.
+"""torch.ops.layoutgemm.quantize and its like: as torch's compiler, autograd and functorch see them.
 
 They have no derivatives: rounding has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -15,10 +15,10 @@ from ...kernels.alignment import address_misfit
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
-from ..operators import operator_of, with_autograd
+from ..operators import VmapInfo, operator_of, with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from ..types import READ, listed
-from .launch import Pair, QuantizeOptions, computed, computed_both, empty_results
+from .launch import Pair, QuantizeOptions, QuantizeRequest, computed, computed_both, computed_together, empty_results
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _VALUES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -105,12 +105,50 @@ operator_of(
 operator_of("quantize_both", _both_call, _both, _both_empty, mapped=_both_mapped, returns=Four)
 
 
+def _together_call(xs: Sequence[torch.Tensor], recipes: str, both: Sequence[bool]) -> tuple[list[QuantizeRequest]]:
+    """`recipes`: of each tensor, with commas between: a schema has no list of texts."""
+    names = recipes.split(",")
+    if not len(xs) == len(names) == len(both):
+        raise OperandError(f"xs, recipes and both have {len(xs)}, {len(names)} and {len(both)} entries: one each")
+    return ([QuantizeRequest(*_call(x, recipe), twice) for x, recipe, twice in zip(xs, names, both)],)
+
+
+def _together(requests: list[QuantizeRequest]) -> list[torch.Tensor]:
+    found = computed_together(requests)
+    pairs: Iterable[Pair] = found if found is not None else [
+        pair for x, asked, twice in requests
+        for pair in (computed_both(x, asked) if twice else [computed(x, asked)])
+    ]  # fmt: skip
+    return [part for pair in pairs for part in pair]
+
+
+def _together_empty(requests: list[QuantizeRequest]) -> list[torch.Tensor]:
+    forms = [(x, shape, asked) for x, asked, twice in requests for shape in (x.shape, x.mT.shape)[: 1 + twice]]
+    return [part for x, shape, asked in forms for part in empty_results(x, tuple(shape), asked)]
+
+
+def _together_mapped(
+    info: VmapInfo, in_dims: tuple[Sequence[int | None], object, object], xs: Sequence[torch.Tensor], *options: object
+) -> tuple[list[torch.Tensor], list[int]]:
+    """As of `quantize`; what is not mapped is quantised for each."""
+    mapped = [x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0) for x, at in zip(xs, in_dims[0])]
+    made = torch.ops.layoutgemm.quantize_together(mapped, *options)
+    return made, [0] * len(made)
+
+
+operator_of(
+    "quantize_together", _together_call, _together, _together_empty, mapped=_together_mapped,
+    returns=list[torch.Tensor],
+)  # fmt: skip
+
+
 def _underived(x: torch.Tensor, *others: object) -> Pair:
     check_quantized(x)
-    raise OperandError("x: torch.ops.layoutgemm.quantize and quantize_both have no derivatives")
+    raise OperandError("x: torch.ops.layoutgemm.quantize and its like have no derivatives")
 
 
 with_autograd("quantize", _underived)
 with_autograd("quantize_both", _underived)
+with_autograd("quantize_together", lambda xs, *others: _underived(*[x for x in xs if differentiated(x)][:1]))
 CHECK_QUANTIZE = checking_operator("check_quantize", check_quantized)
 CHECKS["quantize"] = options_of

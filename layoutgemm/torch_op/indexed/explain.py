@@ -56,7 +56,7 @@ def explain_indexed(
 def _explained(
     call: IndexedCall, given: IndexedOperands, config: Sm90Config | None, copy_rows: bool | None
 ) -> Explanation:
-    of = shape_of(call, given)
+    of = shape_of(call, given, config)
     if by_mma(given.a.get_device(), config):
         made, why = mma_plan(mma_product(of, copy_rows), given.a.get_device(), config)
         return Explanation(str(made), why, 1, (), made.workspace)

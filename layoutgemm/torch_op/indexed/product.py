@@ -27,9 +27,9 @@ from ..composed.checks import check_indices, check_row_weights, checked
 from ..composed.parts import AskedParts, parts_of_text, parts_text
 from ..composed.product import computed
 from ..prepared import gpu, on_gpu, target
-from ..problem import half
+from ..problem import asks_tcgen05, half
 from ..reference import exact, rounded
-from ..scaled_grouped.by_mma import by_mma, mma_plan
+from ..scaled_grouped.by_mma import batch_config, by_mma, mma_plan
 from ..scaled_grouped.gated import why_by_torch
 from ..scaled_grouped.grouped import BATCH, COUNTS, INTS, MASKED, OFFSETS, GroupedCall, check_values, grouped_product
 from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch
@@ -237,8 +237,13 @@ def indexed_product(
         raise OperandError(f"a has no rows, and rows has {given.m} indices")
     if not on_gpu(a.get_device()):
         return placed(call, given, _on_cpu(call, given), out)
-    if target(a.get_device())[0] != "sm_90a" and not given.batched and given.offsets is None and call.gate is None:
-        return _by_parts(call, given, out)
+    if (
+        target(a.get_device(), config)[0] != "sm_90a"
+        and not given.batched
+        and given.offsets is None
+        and call.gate is None
+    ):
+        return _by_parts(call, given, out, config if asks_tcgen05(config) else None)
     mma = by_mma(a.get_device(), config)
     if mma and given.batched:
         return _gathered_first(call, given, config, out)
@@ -253,7 +258,7 @@ def indexed_product(
         vectors["out_rows"] = vectors.pop("add_rows")
     if given.batched:
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
-    of = shape_of(call, given)
+    of = shape_of(call, given, config)
     plan: GroupsPlan
     if mma:
         plan, _ = mma_plan(mma_product(of, copies), a.get_device(), config)
@@ -262,11 +267,16 @@ def indexed_product(
     return launch(NOT_KEPT if copied else KeptKey(key), plan, a, b, vectors, weights, out)
 
 
-def _by_parts(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None) -> torch.Tensor:
-    """The product by another GPU's mma.sync kernel, which gathers as it copies."""
+def _by_parts(
+    call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None, config: GroupsConfig | None
+) -> torch.Tensor:
+    """The product by another GPU's kernel: by mma.sync, which gathers as it copies, or by tcgen05, whose TMA gathers.
+
+    config  of tcgen05, or None
+    """
     values = {name: x for name, x in given.named.items() if name not in ("a", "b")}
     parts = parts_of_text(parts_text(AskedParts(activation=call.activation), 1, tuple(values), ()))
-    return computed(checked([given.a], [given.b], parts, values, out, call.kind, None), None, out)
+    return computed(checked([given.a], [given.b], parts, values, out, call.kind, None), batch_config(config), out)
 
 
 def _gathered_first(
@@ -318,7 +328,7 @@ def _one_matrix(
     return out if into is not None else placed(call, given, value, out)
 
 
-def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
+def shape_of(call: IndexedCall, given: IndexedOperands, config: object = None) -> IndexedShape:
     """All of a call that decides on its plan."""
     a, b = given.a, given.b
     kinds = tuple((name, INTS[x.dtype]) for name, x in given.named.items() if x.dtype in INTS)
@@ -327,7 +337,7 @@ def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
     sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
     activation = call.activation if call.gate is None else None
     groups, weighted = b.shape[0] if b.ndim == 3 else 0, given.row_weights is not None
-    return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, *gpu(a.get_device()))
+    return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, *gpu(a.get_device(), config))
 
 
 def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:

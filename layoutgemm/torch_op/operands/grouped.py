@@ -20,7 +20,7 @@ from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.indexed.rows import check_inside
 from ...kernels.operands.combined import Combine, Combined
 from ...kernels.operands.product import distance_of
-from ...kernels.plan import WORKSPACE
+from ...kernels.plan import WORKSPACE, present
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.verbs import named as verbs_of
@@ -212,7 +212,7 @@ def plan_of_groups(
     why = ""
     if config is None and expected_rows is not None:
         config = expected_config(call, a, b, expected_rows, product.finish, how)
-        why = f"expected_rows = {expected_rows}: tiles of {'x'.join(map(str, config.tile))}"
+        why = f"expected_rows = {expected_rows}: tiles of {'x'.join(map(str, present(config.tile)))}"
     steps, ends = _finish(product).epilogue or Epilogue(), call.said == ENDS
     plan, chosen = plan_of(call, a, b, product.groups, product.finish, config, ends, clears, product.rows, steps, how)
     return plan, why or chosen

@@ -29,8 +29,7 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..explanation import ZEROS, Explanation, copied_operand, of_plan, of_several
 from ..indexed.grouped_rows import Options, checked_rows
-from ..indexed.torch_rows import of_rows
-from ..own_epilogue.scaled_api import traced_grouped
+from ..own_epilogue.scaled_api import recipe_names, traced_grouped
 from ..prepared import config_text
 from ..scaled_grouped.explain import explain_grouped, explain_grouped_epilogue
 from ..scaled_grouped.grouped import (
@@ -38,7 +37,6 @@ from ..scaled_grouped.grouped import (
     ENDS,
     MASKED,
     OFFSETS,
-    ROWS,
     check_expected,
     finished,
     in_groups,
@@ -51,13 +49,13 @@ from ..scaled_grouped.grouped_epilogue import (
     grouped_call,
     grouped_with_epilogue,
 )
-from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
-from ..scaled_grouped.scaled import BiasActivation, check_config, is_copied, one_behind_the_other, widest_span_of
+from ..scaled_grouped.scaled import BiasActivation, check_config, is_copied
 from .api import function_text, numbers_named
-from .grouped import GroupedCombined, check_numbers, checked_groups, computed_groups, plan_of_groups
+from .grouped import GroupedCombined, checked_groups, computed_groups, plan_of_groups
 from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
-from .several import NO_DICT, check_alike, combined_sums, function_and_numbers
+from .scaled_groups import CHECK_SCALED_GROUPS, scaled_groups
+from .several import NO_DICT, combined_sums, function_and_numbers
 
 _SAID = (OFFSETS, ENDS, COUNTS)
 # Arguments of `grouped_matmul` that a product of several b does not take: why.
@@ -87,6 +85,8 @@ def grouped_combined(
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
     if any(options.get(name) is not None for name in _SCALES):
+        if torch.compiler.is_dynamo_compiling():
+            return _traced(a, b, combine, given, said, options)
         return _of_scaled(a, b, combine, given, said, options, product)
     if options["epilogue"] is not None:
         if torch.compiler.is_dynamo_compiling():
@@ -129,8 +129,6 @@ def _refusal_of_scales(b: object, options: Options) -> str:
         return f"{_SCALED} torch combines these products, and an epilogue is a kernel's; compute it of the result"
     if isinstance(options["activation"], str) and options["activation"] in GATES:
         return "activation and combine: the function of the products has the gate"
-    if torch.compiler.is_dynamo_compiling():
-        return f"{_SCALED} not under torch.compile; combine products of each b with out_dtype=torch.float32"
     return ""
 
 
@@ -142,7 +140,7 @@ def _of_scaled(
 
     Else each product is computed in float32 with its scales; torch combines them and rounds once.
     """
-    of = _scaled_groups(a, b, combine, given, said, options)
+    of = scaled_groups(a, b, combine, given, said, options)
     call, out, finish, how, numbers = of.call, options["out"], of.finish, of.how, of.numbers
     if of.scales and not any(seen_and_recorded([*of.tensors, *of.scales], out)):
         return computed_groups(of, options["config"], out, options["expected_rows"])
@@ -152,35 +150,6 @@ def _of_scaled(
     wide = [product(a, x, **{**alone, "scale_b": scale}) for x, scale in zip(b, scales, strict=True)]
     value = finished(call, combined_sums(how, wide, numbers), options[said], finish)
     return _placed(in_groups_alone(call, value, options[said]), out, call.leaves_rows, said, options[said])
-
-
-def _scaled_groups(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
-    options: Options,
-) -> GroupedCombined:  # fmt: skip
-    """The checked product of 8-bit floats. Its `scales` are () where no kernel applies those of all b."""
-    how, numbers = function_and_numbers(b, combine, given)
-    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
-    check_alike(b)
-    check_config(options["config"])
-    check_expected(options["expected_rows"], options.get(said), options["config"])
-    scales, rows, out = options["scale_b"], options.get("rows"), options["out"]
-    left, scale_a = a, options["scale_a"]
-    if rows is not None:
-        _, _, scale_a = checked_rows(a, rows, options)
-        left = of_rows(a, rows)
-    kinds = options["out_dtype"], options["recipe_a"], options["recipe_b"]
-    call, *others = [
-        checked_grouped(left, x, options[said], said, scale_a, scale, finish, out, *kinds)
-        for x, scale in zip(b, scales, strict=True)
-    ]
-    of, tables = call.recipes, tuple[torch.Tensor, ...]()
-    blocks = of is not None and of.in_mainloop and all(x.recipes == of for x in others)
-    if blocks and call.form in (ROWS, MASKED) and 0 not in (*call.shape, *a.shape, call.experts):
-        check_numbers(numbers, said, len(b))
-        tables = scale_a.resolve_neg(), one_behind_the_other(scales)
-        call = call._replace(span=widest_span_of(a.shape[-1], *tables))
-    return GroupedCombined(call, a, list(b), options[said], how, numbers, finish, rows, tables)
 
 
 def _with_steps(
@@ -264,10 +233,12 @@ def _traced(
     if options["expected_rows"] is not None:
         refuse("expected_rows: not under torch.compile, where a configuration is given by config=")
     text, values = function_text(combine, len(b), given)
-    check_kinds(
-        {"a": a, **{f"b[{i}]": x for i, x in enumerate(b)}, **named(**{said: groups}, rows=rows, bias=bias)},
-        named(out=out),
-    )  # fmt: skip
+    tensors = {"a": a, **named(**{said: groups}, rows=rows, bias=bias, scale_a=options["scale_a"])}
+    scales = options["scale_b"]
+    for name, matrices in (("b", b), ("scale_b", () if scales is None else scales)):
+        for i, x in enumerate(matrices):
+            tensors[f"{name}[{i}]"] = x
+    check_kinds(tensors, named(out=out))
     for name, x in values.items():
         check_number(name, x, False)
     numbers = [float(x) for x in values.values()]  # type: ignore[arg-type]  # each is a number, by the check
@@ -275,12 +246,29 @@ def _traced(
     refuse_finish(activation, a, out_dtype)
     if out is not None and differentiated(a, *b, bias, out):
         refuse(NOT_RECORDED)
+    if scales is not None:
+        return _traced_scaled(a, b, numbers, text, said, options)
     left = autocast(a, b[0])[0]
     matrices = [autocast(a, x)[1] for x in b]
     CHECK_GROUPS(left, matrices, groups, numbers, text, said, rows, bias, activation, out, out_dtype)
     value: torch.Tensor = torch.ops.layoutgemm.combined_grouped_matmul(
         left, matrices, groups, numbers, text, said, rows, bias, activation, out_dtype, config_text(config)
     )
+    return _placed(value, out, said != OFFSETS, said, groups)
+
+
+def _traced_scaled(
+    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: list[float], text: str, said: str, options: Options
+) -> torch.Tensor:
+    """The operator of 8-bit floats with scales, of operands of the right kinds."""
+    groups, bias, out, config = options.get(said), options["bias"], options["out"], options["config"]
+    if differentiated(a, *b, bias):
+        refuse(f"{_SCALED} gradients, of a bias too, are not under torch.compile")
+    names = recipe_names(options["recipe_a"], options["recipe_b"], config)
+    read = (a, [*b], groups, options["scale_a"], [*options["scale_b"]], numbers, text, said, options["rows"], bias)
+    last = (options["out_dtype"], *names, fast_accum(options["use_fast_accum"]), config_text(config))
+    CHECK_SCALED_GROUPS(*read, options["activation"], out, *last)
+    value: torch.Tensor = torch.ops.layoutgemm.combined_scaled_grouped_matmul(*read, options["activation"], *last)
     return _placed(value, out, said != OFFSETS, said, groups)
 
 
@@ -302,7 +290,7 @@ def explain_grouped_combined(
     assert combine is not None and isinstance(b, (tuple, list))
     scaled = None
     if options.get("scale_b") is not None:
-        scaled = _scaled_groups(a, b, combine, given, said, options)
+        scaled = scaled_groups(a, b, combine, given, said, options)
     if scaled is not None and not scaled.scales:
         rows, scale_a = options.get("rows"), options["scale_a"]
         if rows is not None:

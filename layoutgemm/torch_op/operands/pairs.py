@@ -16,7 +16,7 @@ from ...errors import OperandError
 from ..bias_activation import by_torch, fused
 from ..compute import product
 from ..prepared import NO_FINISH, Config, LaunchEpilogue, launched, on_gpu, target
-from ..problem import shapes_of
+from ..problem import reads_by_tma, shapes_of
 from ..reference import exact
 from .several import as_lines
 
@@ -50,8 +50,7 @@ def _launched(
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """One launch, rows as one matrix: a new one, or `out`."""
-    code, _ = target(left[0].get_device())
-    if code != "sm_90a":
+    if not reads_by_tma(code := target(left[0].get_device(), config)[0]):
         raise OperandError(f"{left[0].device} runs {code}: two pairs in one kernel need wgmma, compute capability 9.0")
     bias = None if bias is None else bias.resolve_neg()
     rows, columns, _ = placed_pairs(left, right)

@@ -24,7 +24,7 @@ from ..checks import autocast, check_call, check_out
 from ..explanation import Explanation
 from ..launch import plan_of
 from ..prepared import Config, LaunchEpilogue, choice_of, launched, on_gpu, problem_at, start, target
-from ..problem import shapes_of
+from ..problem import reads_by_tma, shapes_of
 from ..reference import exact, rounded
 from ..solver import padded_strides, solve
 from ..types import C_NAMES, NAMES
@@ -151,7 +151,7 @@ def computed(
         return value if out is None else out.copy_(value)
     if shapes.k == 0:  # empty sums are 0, and the function of them follows
         a, matrices = a.new_zeros(*a.shape[:-1], 16), [b.new_zeros(16, b.shape[1]) for b in matrices]
-    if target(a.get_device())[0] != "sm_90a":
+    if not reads_by_tma(target(a.get_device(), config)[0]):
         return BY_MMA_SYNC[0](a, matrices, how, numbers, kind, config, out)
     placed, _ = as_lines([b.resolve_neg() for b in matrices])
     return launched(a, placed[0], kind, config, out, finish_of(how, numbers, placed))

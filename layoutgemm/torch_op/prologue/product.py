@@ -26,7 +26,7 @@ from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, product_shape
 from ..compute import finished_product
 from ..operands.several import TorchMath, order_of
-from ..prepared import Config, choice_of, gpu, on_gpu, start, target
+from ..prepared import Config, gpu, hopper_choice_of, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
 from ..scaled_grouped.kept import NOT_KEPT, launch
@@ -130,9 +130,12 @@ def check_vectors(
             )
 
 
+PROLOGUE = "tcgen05 multiplies a as it lies in shared memory: compute the prologue's function of a first"
+
+
 def check_config(config: Config | None) -> None:
     """Raise OperandError for a configuration of another class, and for one of the transposed product."""
-    choice = choice_of(config)
+    choice = hopper_choice_of(config, PROLOGUE)
     if choice is not None and choice.swapped:
         raise OperandError("config is of the transposed product (swapped), and a prologue is of A itself")
 
@@ -251,7 +254,7 @@ def ways_of_product(product: PrologueProduct, chosen: ChosenPlan) -> Ways | None
 def plan_of_product(product: PrologueProduct, config: Config | None) -> ChosenPlan:
     """The plan of a product; that of an H200 for CPU tensors."""
     a, b, prologue, _, bias, activation, kind = product
-    choice = choice_of(config)
+    choice = hopper_choice_of(config, PROLOGUE)
     names = f"{NAMES[a.dtype]}:{order_for(a, 'row')}", f"{NAMES[b.dtype]}:{order_for(b, 'col')}", C_NAMES[kind]
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if a.ndim > 2 else 1
     pairs = product.b.shape[-1] % 2 == 0 and (bias is None or start(bias) == 16)

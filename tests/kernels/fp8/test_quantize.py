@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ torch = needs.module("torch")
 from layoutgemm.emulator.api import ORDERS, emulate_host
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.epilogue.chain import Epilogue, Quantize
-from layoutgemm.kernels.fp8.plan import LEAST, BothWaysPlan, QuantizePlan, pitch_of, scale_pitch
+from layoutgemm.kernels.fp8.plan import LEAST, BothWaysPlan, JoinedPlan, QuantizePlan, pitch_of, scale_pitch
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.torch_op.fp8.reference import quantized
@@ -48,70 +48,75 @@ def values(plan: QuantizePlan, *shape: int) -> Any:
     return x
 
 
-@dataclass
-class Done:
-    """The bytes of all rows of values that a launch wrote, and scales."""
+class Part:
+    """A (batch, m, k) tensor's part of a launch: its arguments, and what they write."""
 
-    values: np.ndarray
-    scales: np.ndarray
+    def __init__(self, plan: QuantizePlan, x: Any) -> None:
+        self.plan, self.both = plan, isinstance(plan, BothWaysPlan)
+        of_x = (x if plan.order == "row" or self.both else x.mT).contiguous().view(torch.uint8).numpy().copy()
+        self.made = [self.result(one) for one in ((x.mT, x) if self.both else (x,))]
+        (one, *first), *others = self.made
+        m, k = one.shape[-2:]
+        *results, strides = first
+        self.arguments = [of_x, *results, m, k, len(x), k if plan.order == "row" else m, m * k, *strides]
+        for _, values, scales, strides in others:
+            self.arguments += [values, scales, *strides]
+
+    def result(self, x: Any) -> tuple[Any, np.ndarray, np.ndarray, tuple[int, ...]]:
+        """A tensor, the bytes of all rows of its values, its scales, and their strides."""
+        batch, m, k = x.shape
+        groups, blocks = self.groups(m), -(-k // 128) if self.plan.group else 1
+        pitch, of_scales = pitch_of(k), scale_pitch(groups)
+        values, scales = np.full((batch, m, pitch), 0xEE, np.uint8), np.full((batch, blocks, of_scales), -1, np.float32)
+        return x, values, scales, (pitch, m * pitch, 1, of_scales, blocks * of_scales)
+
+    def groups(self, m: int) -> int:
+        return -(-m // 128) if self.plan.group == 128 else m
+
+    def check(self) -> None:
+        """The bits of the reference, and no scale of no row."""
+        for x, values, scales, _ in self.made:
+            groups = self.groups(x.shape[1])
+            want, right = quantized(x, RECIPES[self.plan.group], TYPES[self.plan.values], self.plan.powers)
+            assert np.array_equal(values[..., : x.shape[2]], want.view(torch.uint8).numpy())
+            assert np.array_equal(scales[..., :groups].swapaxes(1, 2), right.numpy(), equal_nan=True)
+            assert (scales[..., groups:] == -1).all(), "scales of no row were written"
 
 
-def emulated(plan: QuantizePlan, x: Any) -> Done:
-    """The kernel on a (batch, m, k) tensor, in several orders of events."""
-    batch, m, k = x.shape
-    of_x = (x if plan.order == "row" else x.mT).contiguous().view(torch.uint8).numpy().copy()
-    groups = -(-m // 128) if plan.group == 128 else m
-    blocks = -(-k // 128) if plan.group else 1
-    pitch, of_scales = pitch_of(k), scale_pitch(groups)
-    done = Done(np.full((batch, m, pitch), 0xEE, np.uint8), np.full((batch, blocks, of_scales), -1, np.float32))
-    line = k if plan.order == "row" else m
-    sizes = m, k, batch, line, m * k, pitch, m * pitch, 1, of_scales, blocks * of_scales
-    orders = ORDERS[:3] if plan.shared_bytes else ORDERS[:1]
-    host = host_of(plan.compile())
-    emulate_host(host, (of_x, done.values, done.scales, *sizes), policy=orders, progress=False).raise_for_findings()
-    assert (done.scales[..., groups:] == -1).all(), "scales of no row were written"
-    return Done(done.values, done.scales[..., :groups].swapaxes(1, 2))
+def emulate(plan: QuantizePlan | JoinedPlan, parts: Sequence[Part], orders: Sequence[Any]) -> None:
+    """One launch, in several orders of events."""
+    given = tuple([each for part in parts for each in part.arguments])
+    emulate_host(host_of(plan.compile()), given, policy=orders, progress=False).raise_for_findings()
+    for part in parts:
+        part.check()
 
 
 @needs_dsl
 @pytest.mark.parametrize("name", FORMS)
 def test_the_kernel_has_the_bits_of_the_reference(name: str) -> None:
-    plan, batch, m, k = FORMS[name]
-    x = values(plan, batch, m, k)
-    want, scales = quantized(x, RECIPES[plan.group], TYPES[plan.values], plan.powers)
-    done = emulated(plan, x)
-    assert np.array_equal(done.values[..., :k], want.view(torch.uint8).numpy())
-    assert np.array_equal(done.scales, scales.numpy(), equal_nan=True)
-
-
-BOTH_WAYS = {  # plan, batch, rows, columns
-    "bf16": (BothWaysPlan("bf16", "e4m3"), 2, 136, 24),
-    "f32, 4 bytes": (BothWaysPlan("f32", "e5m2", access=4, powers=True), 1, 9, 129),
-}
+    plan, *shape = FORMS[name]
+    emulate(plan, [Part(plan, values(plan, *shape))], ORDERS[:3] if plan.shared_bytes else ORDERS[:1])
 
 
 @needs_dsl
-@pytest.mark.parametrize("name", BOTH_WAYS)
-def test_both_ways_are_the_bits_of_each(name: str) -> None:
+def test_both_ways_are_the_bits_of_each() -> None:
     """x and its transpose, each as the reference quantises it, in several orders of events."""
-    plan, batch, rows, columns = BOTH_WAYS[name]
-    x = values(plan, batch, rows, columns)
-    sides = []
-    for m, k in ((columns, rows), (rows, columns)):
-        blocks, of_scales = -(-k // 128), scale_pitch(m)
-        sizes = pitch_of(k), m * pitch_of(k), 1, of_scales, blocks * of_scales
-        made = np.full((batch, m, pitch_of(k)), 0xEE, np.uint8), np.full((batch, blocks, of_scales), -1, np.float32)
-        sides.append((*made, sizes, m, k))
-    (of_values, of_scales, sizes, m, k), (line_values, line_scales, of_lines, *_) = sides
-    given = x.view(torch.uint8).numpy().copy(), of_values, of_scales, m, k, batch, columns, rows * columns, *sizes
-    host = host_of(plan.compile())
-    emulate_host(host, (*given, line_values, line_scales, *of_lines), policy=ORDERS[:2], progress=False
-                 ).raise_for_findings()  # fmt: skip
-    for one, (got, scales, _, m, k) in zip((x.mT, x), sides, strict=True):
-        want, right = quantized(one, RECIPES[1], TYPES[plan.values], plan.powers)
-        assert np.array_equal(got[..., :k], want.view(torch.uint8).numpy())
-        assert np.array_equal(scales[..., :m].swapaxes(1, 2), right.numpy(), equal_nan=True)
-        assert (scales[..., m:] == -1).all() and plan.check()
+    plan = BothWaysPlan("bf16", "e4m3")
+    emulate(plan, [Part(plan, values(plan, 2, 136, 24))], ORDERS[:2])
+    assert plan.check()
+
+
+@needs_dsl
+def test_one_launch_quantises_several_tensors() -> None:
+    """Each by its own plan: of another type, group, order and batch, with another number of CTAs."""
+    forms: list[tuple[QuantizePlan, int, int, int]] = [
+        (BothWaysPlan("f32", "e5m2", access=4, powers=True), 1, 9, 129), FORMS["rows"], FORMS["blocks"],
+    ]  # fmt: skip
+    plan = JoinedPlan(tuple([each for each, *_ in forms]))
+    emulate(plan, [Part(each, values(each, *shape)) for each, *shape in forms], ORDERS[:2])
+    assert len(plan.check()) == sum(len(each.check()) for each, *_ in forms) and plan.check()
+    with pytest.raises(PlanError, match=r"parts = \(\)"):
+        JoinedPlan(())
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])

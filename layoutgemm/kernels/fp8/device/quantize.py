@@ -8,7 +8,8 @@ Transposed  "col"     loads neighbouring lines; maxima of columns through shared
                       shared memory, so that a warp stores 128 bytes of a row
 BothWays    "col"     the same, and the maxima of lines by shuffles; stores its vectors of lines too
 
-All wait for the kernel before them, and let the next one begin at once: it waits for all that these write.
+All wait for the kernel before them, and let the next one begin at once: it waits for all that these write. A launch has
+the tiles of one tensor, or of several.
 """
 
 from __future__ import annotations
@@ -26,76 +27,41 @@ from ...dsl import math as element
 from ...dsl.fp8 import four_values, load_bytes, magnitude, store_words
 from ...dsl.tables import load_word_shared
 from ...plan import tile_count
-from ..plan import BLOCK, LEAST, THREADS, BothWaysPlan, QuantizePlan
+from ..plan import BLOCK, LEAST, THREADS, BothWaysPlan, JoinedPlan, QuantizePlan
 
 _WARPS = THREADS // WARP
 _largest = element.ElementMath.largest
 
 
 class QuantizeKernel:
-    """The common part of all three: the host's entry, loads, scales and stores."""
+    """The common part of all four: loads, scales and stores."""
 
     def __init__(self, plan: QuantizePlan):
         self.plan, self.values = plan, dtype(plan.values)
-
-    @cute.jit
-    def __call__(
-        self,
-        x: Int64,
-        values: Int64,
-        scales: Int64,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        ldx: Int64,
-        stride_x: Int64,
-        ldv: Int64,
-        stride_v: Int64,
-        scale_m: Int32,
-        scale_k: Int32,
-        stride_s: Int64,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: a CTA for each tile of each matrix.
-
-        m, k        rows of the values, and their length
-        ldx         elements between rows of x, or of a "col" x between columns; ldv between rows of values
-        scale_m, scale_k  elements from a row's or square's scale to the next, and from a K block's to the next
-        """
-        given = (x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s)
-        self.launch(given, m, k, batch, stream)
-
-    def launch(self, given: tuple, m: Int32, k: Int32, batch: Int32, stream: bridge.Stream) -> None:
-        """Host side: a CTA for each tile of each matrix."""
-        self.kernel(given, self.tiles(m, k)).launch(
-            grid=(self.tiles(m, k) * batch, 1, 1),
-            block=(THREADS, 1, 1),
-            smem=self.plan.shared_bytes,
-            use_pdl=True,
-            stream=stream,
-        )
 
     def tiles(self, m: Int32, k: Int32) -> Int32:
         """CTAs of a matrix."""
         raise NotImplementedError
 
-    @cute.kernel
-    def kernel(self, given: tuple, tiles: Int32) -> None:
-        """Device side."""
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+    def run_tile(self, given: tuple, thread: Int32, block: Int32, tiles: Int32, shared: Int32) -> None:
+        """Device side: a CTA's tile. `given` are the plan's parameters, `tiles` those of a matrix."""
         matrix, tile = element.parts_of(block, tiles)
         job = self.job(given, matrix)
-        shared = Int32(0)
-        if const_expr(self.plan.shared_bytes > 0):
-            shared = cutlass.memory.SmemAllocator().allocate(self.plan.shared_bytes, 16).toint()
         bridge.wait_for_previous_kernel()
         bridge.allow_next_kernel()
         self.run(job, thread, tile, shared)
 
+    @cute.jit
+    def run_between(
+        self, given: tuple, thread: Int32, block: Int32, tiles: Int32, shared: Int32, first: Int32, end: Int32
+    ) -> None:
+        """The same for the CTAs from `first` to `end`; nothing for others."""
+        if (block >= first) & (block < end):
+            self.run_tile(given, thread, block - first, tiles, shared)
+
     def job(self, given: tuple, matrix: Int32) -> bridge.Carried:
         """The arguments for one matrix of the batch."""
-        x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s = given
+        x, values, scales, m, k, _, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s = given
         return bridge.Carried(
             x=x + Int64(matrix) * stride_x * self.plan.x.bytes, values=values + Int64(matrix) * stride_v,
             scales=scales + Int64(matrix) * stride_s * f32.bytes, m=m, k=k, ldx=ldx, ldv=ldv, scale_m=scale_m,
@@ -347,44 +313,10 @@ class Transposed(QuantizeKernel):
 class BothWays(Transposed):
     """The same tiles, whose lines are quantised too."""
 
-    @cute.jit
-    def __call__(
-        self,
-        x: Int64,
-        values: Int64,
-        scales: Int64,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        ldx: Int64,
-        stride_x: Int64,
-        ldv: Int64,
-        stride_v: Int64,
-        scale_m: Int32,
-        scale_k: Int32,
-        stride_s: Int64,
-        line_values: Int64,
-        line_scales: Int64,
-        ldl: Int64,
-        stride_l: Int64,
-        line_m: Int32,
-        line_k: Int32,
-        stride_ls: Int64,
-        stream: bridge.Stream,
-    ) -> None:
-        """Host side: a CTA for each tile of each matrix.
-
-        ldl, stride_l     elements between rows of the lines' values, and between matrices
-        line_m, line_k    elements from a line's scale to the next, and from a block's to the next
-        """
-        columns = (x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s)
-        given = (*columns, line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls)
-        self.launch(given, m, k, batch, stream)
-
     def job(self, given: tuple, matrix: Int32) -> bridge.Carried:
         """The arguments of columns, and of lines."""
-        line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls = given[12:]
-        return QuantizeKernel.job(self, given[:12], matrix).extended(
+        line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls = given[13:]
+        return QuantizeKernel.job(self, given[:13], matrix).extended(
             line_values=line_values + Int64(matrix) * stride_l,
             line_scales=line_scales + Int64(matrix) * stride_ls * f32.bytes, ldl=ldl, line_m=line_m, line_k=line_k,
         )  # fmt: skip
@@ -424,8 +356,61 @@ def _number(address: Int32) -> Float32:
     return bridge.as_floats([load_word_shared(address)])[0]
 
 
-def kernel_of(plan: QuantizePlan) -> QuantizeKernel:
+class QuantizeLaunch:
+    """A launch with a CTA for each tile of one tensor, or of several."""
+
+    def __init__(self, parts: Sequence[QuantizeKernel]):
+        self.parts = parts
+        self.shared_bytes = max(part.plan.shared_bytes for part in parts)
+
+    @cute.jit
+    def __call__(self, *given: object) -> None:
+        """Host side: the parameters of each plan, one plan's behind the other's, and the stream."""
+        self.launch(given[:-1], given[-1])
+
+    def launch(self, given: Sequence, stream: bridge.Stream) -> None:
+        """Host side: the CTAs of each tensor behind those of the one before."""
+        own: list[tuple] = []
+        tiles: list[Int32] = []
+        ends: list[Int32] = []
+        for part in self.parts:
+            names, first = list(part.plan.parameters), sum(map(len, own))
+            own.append(tuple(given[first : first + len(names)]))
+            m, k, batch = (own[-1][names.index(name)] for name in ("m", "k", "batch"))
+            tiles.append(part.tiles(m, k))
+            ends.append(tiles[-1] * batch + (ends[-1] if ends else Int32(0)))
+        self.kernel(tuple(own), tuple(tiles), tuple(ends)).launch(
+            grid=(ends[-1], 1, 1), block=(THREADS, 1, 1), smem=self.shared_bytes, use_pdl=True, stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, given: tuple, tiles: tuple, ends: tuple) -> None:
+        """Device side."""
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        shared = Int32(0)
+        if const_expr(self.shared_bytes > 0):
+            shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint()
+        self.run(given, tiles, ends, (thread, block, shared))
+
+    def run(self, given: tuple, tiles: tuple, ends: tuple, place: tuple[Int32, Int32, Int32]) -> None:
+        """The tile of the CTA that is `place`: its thread, block and shared memory."""
+        thread, block, shared = place
+        if len(self.parts) == 1:
+            self.parts[0].run_tile(given[0], thread, block, tiles[0], shared)
+            return
+        first = Int32(0)
+        for part, own, count, end in zip(self.parts, given, tiles, ends, strict=True):
+            part.run_between(own, thread, block, count, shared, first, end)
+            first = end
+
+
+def kernel_of(plan: QuantizePlan | JoinedPlan) -> QuantizeLaunch:
     """The kernel of a plan."""
+    return QuantizeLaunch([_part_of(part) for part in (plan.parts if isinstance(plan, JoinedPlan) else (plan,))])
+
+
+def _part_of(plan: QuantizePlan) -> QuantizeKernel:
     if isinstance(plan, BothWaysPlan):
         return BothWays(plan)
     kind = Transposed if plan.order == "col" else LineTiles if plan.group else RowTiles
