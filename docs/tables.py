@@ -14,7 +14,7 @@ from docs import reference
 from layoutgemm import plan
 from layoutgemm.arch import arch
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import AlongK, Combined, IndexedRows, Prologue, Ragged, RowIndices, Triangles
+from layoutgemm.kernels import AlongK, Combined, IndexedRows, Prologue, Ragged, RowIndices, Sm100Config, Triangles
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnGroup, Epilogue, Quantize, RowReduce, Scale
 from layoutgemm.kernels.operands.combinations import PARTS, REFUSED
 from layoutgemm.kernels.operands.promoted import mainloop_of
@@ -271,13 +271,17 @@ def architectures_table() -> str:
 
 
 def functions_table() -> str:
-    """The torch functions by architecture: what each GPU runs, as the code that launches asks."""
+    """The torch functions by architecture: what each GPU runs, as the code that launches asks.
+
+    tcgen05 where an Sm100Config asks for it: functions without `config=` have none.
+    """
     names = ("sm_80", "sm_86", "sm_89", "sm_120a", "sm_90a", "sm_100a")
 
-    def cells(kind: str, **asked: object) -> list[str]:  # of inputs of a type
+    def cells(kind: str, takes_config: bool = True, **asked: object) -> list[str]:  # of inputs of a type
         found = []
         for name in names:
-            by = {None: "-", "sm_90a": "wgmma"}.get(code_of(arch(name).capabilities[0]), "mma.sync")
+            code = code_of(arch(name).capabilities[0], Sm100Config() if takes_config else None)
+            by = {None: "-", "sm_90a": "wgmma", "sm_100a": "tcgen05, asked for"}.get(code, "mma.sync")
             found.append(by if _multiplies(name, kind, asked) else "-")
         return found
 
@@ -286,14 +290,15 @@ def functions_table() -> str:
         ["`matmul`, `gemm`: bf16, f16, f32 as tf32", *cells("bf16")],
         ["the same of int8 and uint8", *cells("i8")],
         ["the same of float8", *cells("e4m3")],
-        ["`quantized_matmul`, `quantized_grouped_matmul`", *cells("bf16")],
+        ["`quantized_matmul`, `quantized_grouped_matmul`", *cells("bf16", False)],
         ["`grouped_matmul`: bf16, f16", *cells("bf16", ragged=Ragged.of(8), batch=8)],
         ["the same of float8", *cells("e4m3", ragged=Ragged.of(8), batch=8)],
         [
             "`fp8_grouped_matmul` with the gradient of B",
-            *cells("e4m3", along_k=blocks, batch=8, mainloop=mainloop_of((1, 1))),
+            *cells("e4m3", False, along_k=blocks, batch=8, mainloop=mainloop_of((1, 1))),
         ],
-        ["`scaled_matmul`, `fp8_matmul`", *cells("e4m3", mainloop=mainloop_of((1, 128)))],
+        ["`scaled_matmul`", *cells("e4m3", mainloop=mainloop_of((1, 128)))],
+        ["`fp8_matmul`", *cells("e4m3", False, mainloop=mainloop_of((1, 128)))],
     ]
     return table(["torch function", *names], rows)
 
