@@ -176,10 +176,10 @@ def gpu_mode() -> AbstractContextManager[object]:
 
 def _forward(torch: ModuleType) -> Callable[..., object]:
     """`apply` of autograd functions: the node of a result on the GPU is marked, since it may have saved no tensor."""
-    plain = torch.autograd.Function.apply.__func__
+    plain = vars(torch.autograd.Function)["apply"]  # a class method of Python's, or since torch 2.14 of C's
 
     def apply(kind: type, *args: object, **kwargs: object) -> object:
-        done: object = plain(kind, *args, **kwargs)
+        done: object = plain.__get__(None, kind)(*args, **kwargs)
         for one in tensors_in(torch, done if isinstance(done, (list, tuple)) else [done]):
             if on_gpu(one) and one.grad_fn is not None:
                 setattr(one.grad_fn, MARK, True)
