@@ -103,6 +103,15 @@ class Finding:
             f"\n  {self.orders}" if self.orders else ""
         )
 
+    def as_json(self) -> dict[str, object]:
+        """All of it as JSON-able data."""
+        return {
+            "kind": self.kind, "message": self.message, "line": self.line, "text": self.text,
+            "source": str(self.source) if self.source else None, "cta": self.cta, "warp": self.warp,
+            "lanes": self.lanes, "role": self.role, "orders": self.orders,
+            "also": [[line, str(source) if source else None] for line, source in self.also],
+        }  # fmt: skip
+
     def _others(self) -> str:
         """The other places: their number and the first of them."""
         names = list(dict.fromkeys([str(source or f"PTX line {line}") for line, source in self.also]))

@@ -227,8 +227,13 @@ def test_a_graph_holds_torchs_work() -> None:
         graph.replay()
         assert y.tolist() == [2 * i + 2] * 3 and part.tolist() == [2 * i + 2] * 2
     assert total.tolist() == host.tolist() == [6, 6, 6]
-    with torch.cuda.graph(graph), pytest.raises(EmulatorError, match="tolist in a CUDA graph"):
-        x.tolist()
+    with pytest.raises(RuntimeError, match="due to a previous error during capture"), torch.cuda.graph(graph):
+        with pytest.raises(
+            RuntimeError, match=r"not permitted when stream is capturing \(torch's tolist in a CUDA graph"
+        ):
+            x.tolist()
+    with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
+        graph.replay()
 
 
 def test_the_accelerator_is_the_gpu() -> None:
