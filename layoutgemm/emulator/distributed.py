@@ -98,7 +98,12 @@ class RankLaunches:
                     self.captured = None
             else:
                 stream.steps.append((f"a {node.work.kind.name} node", lambda node=node: node.work.run() or True))  # type: ignore[misc]
-            stream.steps.append(("the end of it", lambda node=node: over.add(node) or True))  # type: ignore[misc]
+
+            def ends(node: GraphNode = node) -> bool:
+                over.add(node)
+                return True
+
+            stream.steps.append(("the end of it", ends))
         self._hand_over(list(streams.values()))
 
     def _hand_over(self, streams: list[Stream]) -> None:

@@ -181,6 +181,11 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
 NONBLOCKING = 1  # CU_STREAM_NON_BLOCKING, cudaStreamNonBlocking
 
 
+def handle_of(stream: SupportsInt | None) -> int:
+    """A stream's handle; of None that of the legacy stream."""
+    return 0 if stream is None else int(stream)
+
+
 def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
     """Stand-ins of streams and events. All work is done when it is asked for, but for what a stream captures."""
     success, prefix = success_of(module), "cu" if kind == "driver" else "cuda"
@@ -197,16 +202,16 @@ def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
     def event(*args: object) -> tuple[object, object]:
         return success, event_of(HostEvent.new_handle())
 
-    def recorded(event: SupportsInt, stream: SupportsInt = 0) -> tuple[object]:
-        CAPTURES.record(int(event), int(stream or 0))
+    def recorded(event: SupportsInt, stream: SupportsInt | None = None, *flags: object) -> tuple[object]:
+        CAPTURES.record(int(event), handle_of(stream))
         return (success,)
 
-    def ordered(stream: SupportsInt, event: SupportsInt, *flags: object) -> tuple[object]:
-        CAPTURES.wait(int(stream or 0), int(event))
+    def ordered(stream: SupportsInt | None, event: SupportsInt, *flags: object) -> tuple[object]:
+        CAPTURES.wait(handle_of(stream), int(event))
         return (success,)
 
-    def waited(stream: SupportsInt) -> tuple[object]:
-        CAPTURES.synchronise(int(stream or 0), "a wait for a stream")
+    def waited(stream: SupportsInt | None) -> tuple[object]:
+        CAPTURES.synchronise(handle_of(stream), "a wait for a stream")
         return (success,)
 
     def whole(*args: object) -> tuple[object]:
@@ -223,7 +228,7 @@ def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
         return success, 1.0
 
     device = "CtxSynchronize" if kind == "driver" else "DeviceSynchronize"
-    outputs = {
+    outputs: dict[str, tuple[Binding, int]] = {
         "StreamCreate": (created, 1), "StreamCreateWithFlags": (created, 1), "StreamCreateWithPriority": (created, 1),
         "EventCreate": (event, 1), "EventCreateWithFlags": (event, 1), "EventRecord": (recorded, 0),
         "EventRecordWithFlags": (recorded, 0), "StreamWaitEvent": (ordered, 0), "StreamSynchronize": (waited, 0),
@@ -238,9 +243,9 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
     pool = GraphPool(memory)
     success = success_of(module)
 
-    def stream_of(is_async: bool, args: Sequence[SupportsInt]) -> int:
+    def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
         """The stream: the last argument of a function that has one, else the legacy stream."""
-        return int(args[-1] or 0) if is_async and args else 0
+        return handle_of(args[-1]) if is_async and args else 0
 
     def allocate(is_async: bool, size: int, *args: SupportsInt) -> tuple[object, object]:
         if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
@@ -288,10 +293,11 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         return filled(stream_of(is_async, args), to, int(value).to_bytes(4, "little") * int(count))
 
     found: dict[str, Binding] = {}
-    for function, names, outputs in (
+    functions: tuple[tuple[Binding, tuple[str, ...], int], ...] = (
         (allocate, ALLOCATE[kind], 1), (free, FREE[kind], 0), (copy, _COPY[kind], 0), (fill, _FILL[kind], 0),
         (fill_words, _FILL_WORDS[kind], 0),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for function, names, outputs in functions:
         found |= {name: answering(module, partial(function, name.endswith("Async")), outputs) for name in names}
     return found
 

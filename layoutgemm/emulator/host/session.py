@@ -35,9 +35,10 @@ from .devices import GpuModel
 from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
+from .graphs.capture import LEGACY
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
-from .torch_device.streams import asked_of
+from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
 
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
     Emulate = Callable[..., Emulation]
 
 KEPT = 64  # findings that a report prints
+NO_STREAM = (
+    "a call that names no stream was captured on torch's current one: on a GPU it is not captured, unless the function "
+    "was compiled for TVM-FFI's stream"
+)
+OUTSIDE = "a launch on the legacy stream, while another stream captured, is in no graph: it ran at once, as on a GPU"
 _OPEN = threading.RLock()  # held by the thread that has an emulated GPU: torch and the DSL are the whole process's
 
 
@@ -141,10 +147,14 @@ def session(
 
     def launch(compiled: object, args: Sequence[object], named: dict[str, object]) -> None:
         stream = _stream_among((*args, *named.values()))
+        if stream is None and is_capturing():
+            gpu.note(NO_STREAM)
         name = str(getattr(compiled, "function_name", "a function of the DSL"))
         asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
     def launch_one(one: TritonLaunch | PtxLaunch, stream: int) -> None:
+        if stream in LEGACY and CAPTURES.any():
+            gpu.note(OUTSIDE)
         function = one.function if isinstance(one, PtxLaunch) else one
         asked_of(stream, lambda: ran(one), label=function.kernel.name, launches=True)
 

@@ -30,7 +30,7 @@ FOUND: list[list[Finding]] = []  # where the races of copies go: of each session
 
 
 class TouchedBytes(NamedTuple):
-    """Bytes that a copy or a fill reads or writes, by their address in this process."""
+    """Bytes that a copy or a fill touches, by their address in this process."""
 
     address: int
     size: int
@@ -56,9 +56,9 @@ Touched: TypeAlias = "PreviousLaunch | Copied"
 
 @dataclass
 class UnorderedLaunches:
-    """What runs now, and the earlier launches and copies that nothing orders with it.
+    """The earlier launches and copies that nothing orders with the node that runs now.
 
-    seen  what runs now has touched
+    seen  accesses of the node that runs now
     """
 
     others: Sequence[Touched]
@@ -96,15 +96,18 @@ class UnorderedLaunches:
             buffer, offset = find(first := int(some.min()))
             place = buffer.data.__array_interface__["data"][0] + offset - first
             for one in self.others:
+                earlier: str | None
                 if isinstance(one, Copied):
                     earlier = next(
                         (text for at in some.tolist() if (text := one.touching(place + at, place + at + size, writes))),
                         None,
                     )
                 else:
-                    at = one.memory.address_of(buffer, offset)
-                    earlier = at and one.watch.touched_by(some + (at - first), size, writes, strong)
-                if earlier:
+                    there = one.memory.address_of(buffer, offset)
+                    if there is None:
+                        continue
+                    earlier = one.watch.touched_by(some + (there - first), size, writes, strong)
+                if earlier is not None:
                     does = f"{what()} {'writes' if writes else 'reads'} {buffer.name} from byte {offset}"
                     of = "" if isinstance(one, Copied) else f" of {one.name}"
                     return Conflict(f"{does}; {earlier}{of}; nothing orders the two nodes of the graph", ORDER)
@@ -112,7 +115,7 @@ class UnorderedLaunches:
 
 
 def _touching(one: PreviousLaunch, low: int, high: int, writes: bool) -> str | None:
-    """The text of a launch's access to bytes [low, high) of this process that conflicts with a copy, or None."""
+    """The text of a launch's access that conflicts with a copy's bytes [low, high), or None."""
     for buffer in (*one.memory.buffers, *one.memory.followed):
         first = buffer.data.__array_interface__["data"][0]
         begin, end = max(low, first), min(high, first + len(buffer.data))
@@ -124,16 +127,16 @@ def _touching(one: PreviousLaunch, low: int, high: int, writes: bool) -> str | N
 
 
 class _Beside(OwnStack[UnorderedLaunches]):
-    """What runs now in each thread."""
+    """The node that runs now, in each thread."""
 
     @property
     def now(self) -> UnorderedLaunches | None:
-        """What runs now, or None where all is ordered."""
+        """The scope of the node that runs now, or None where all is ordered."""
         return self.items[-1] if self.items else None
 
     @contextmanager
     def entered(self, scope: UnorderedLaunches) -> Iterator[None]:
-        """Within it that runs."""
+        """Within it that node runs."""
         self.items.append(scope)
         try:
             yield

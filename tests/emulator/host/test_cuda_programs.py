@@ -52,7 +52,8 @@ PROGRAM = """
 typedef struct { unsigned x, y, z; } dim3;
 int cudaMalloc(void *, size_t), cudaMemcpy(void *, const void *, size_t, int), cudaDeviceSynchronize(void);
 int cudaMemcpyFromSymbol(void *, const void *, size_t, size_t, int), cudaGetLastError(void);
-int cudaIpcOpenMemHandle(void *), cudaDeviceGetAttribute(int *, int, int), cudaGetDeviceProperties(void *, int), cudaFree(void *);
+int cudaIpcOpenMemHandle(void *), cudaDeviceGetAttribute(int *, int, int);
+int cudaGetDeviceProperties(void *, int), cudaFree(void *);
 int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
 const char *cudaGetErrorString(int);
 void **__cudaRegisterFatBinary(void *);

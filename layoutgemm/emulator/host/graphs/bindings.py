@@ -1,4 +1,4 @@
-"""Stand-ins of cuda.bindings for stream capture and graphs, of the driver and of the runtime.
+"""Stand-ins of cuda.bindings for stream capture and graphs.
 
 Each returns what the binding does: a tuple that begins with the status, with None for each answer after an error.
 """

@@ -69,6 +69,10 @@ class Captures:
         """The capture that a stream is in, or None."""
         return self._of.get(stream)
 
+    def any(self) -> bool:
+        """True while a stream captures."""
+        return bool(self._of)
+
     def status(self, stream: int) -> int:
         """cudaStreamCaptureStatus. Raises CudaStatusError for the legacy stream while a blocking stream captures."""
         self._hold_legacy(stream)
@@ -158,7 +162,7 @@ class Captures:
         other.ends[stream] = list(dict.fromkeys([*other.ends.get(stream, []), *nodes]))
 
     def ask(self, event: int) -> None:
-        """Raise CudaStatusError for a wait by the host for an event that was recorded in a capture."""
+        """Raise CudaStatusError if an event that the host asks for was recorded in a capture."""
         if event in self._events:
             capture = self._events[event][0]
             raise capture.fail(Status.CAPTURED_EVENT, f"event {event:#x}, until it is recorded outside of a capture")

@@ -1,4 +1,4 @@
-"""The functions of CUDA's runtime for stream capture and graphs, as a program of C++ calls them.
+"""The functions of CUDA's runtime for stream capture and graphs, called by a program.
 
 driver_types.h and cuda_runtime_api.h of CUDA 13 have the structures and functions that are read here.
 """
@@ -22,7 +22,7 @@ EXTERNAL = 1  # cudaEventRecordExternal, cudaEventWaitExternal
 _SET_DEPENDENCIES = 1  # cudaStreamSetCaptureDependencies
 _ASSIGN_DEFAULT = 1  # cudaGraphCondAssignDefault
 _IF, _WHILE, _SWITCH = range(3)  # cudaGraphConditionalNodeType
-_KNOWN_FLAGS = 1 | 2 | 8  # of instantiation; a launch from the device is none of them
+_KNOWN_FLAGS = 1 | 2 | 8  # of instantiation, without the one for launches from the device
 
 
 class Dim3(ctypes.Structure):
@@ -79,7 +79,7 @@ Words = ctypes.c_size_t * 20  # cudaMemcpy3DParms: both sides, the extent and th
 
 
 class Runtime(Protocol):
-    """What graphs need of the emulated runtime: work of each kind, which refuses what a call would refuse."""
+    """The emulated runtime, as graphs need it: work of each kind of node, or its refusal."""
 
     captures: Captures
     handles: Handles
@@ -171,7 +171,8 @@ class GraphCalls:
         if out:
             room = ctypes.c_size_t.from_address(count).value
             handles = [self._handles.of(one) for one in found[:room]]
-            (ctypes.c_uint64 * room).from_address(out)[:] = handles + [0] * (room - len(handles))
+            for place, handle in enumerate(handles + [0] * (room - len(handles))):
+                _put(out + 8 * place, handle)
             ctypes.c_size_t.from_address(count).value = len(handles)
         else:
             ctypes.c_size_t.from_address(count).value = len(found)
@@ -414,6 +415,8 @@ class GraphCalls:
 
             def ask(node: int, params: int) -> None:
                 given = of_kind(self._node(node), kind).work.params
+                if given is None:
+                    raise CudaStatusError(Status.INVALID_VALUE, "a copy to or from an array has other parameters")
                 ctypes.memmove(params, ctypes.addressof(given), ctypes.sizeof(given))
 
             found[f"cudaGraph{name}NodeSetParams"] = change
@@ -443,7 +446,8 @@ class GraphCalls:
 
         def attribute(node: int, kind: int, value: int) -> None:
             mine = of_kind(self._node(node), NodeKind.KERNEL)
-            mine.work = runtime.changed_launch(mine.work, kind & 0xFFFFFFFF, (ctypes.c_uint32 * 4).from_address(value))
+            words = list((ctypes.c_uint32 * 4).from_address(value))
+            mine.work = runtime.changed_launch(mine.work, kind & 0xFFFFFFFF, words)
 
         def ask_attribute(node: int, kind: int, out: int) -> None:
             mine = of_kind(self._node(node), NodeKind.KERNEL)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from heapq import heappop, heappush
 from typing import Any, ClassVar, TypeVar
 
 from ....errors import EmulatorError
@@ -39,7 +40,7 @@ class NodeKind(IntEnum):
 
 @dataclass(frozen=True)
 class GraphWork:
-    """What a node does.
+    """The work of a node.
 
     run      does it
     label    for findings and drawings
@@ -130,15 +131,21 @@ class CudaGraph:
 
     def order(self) -> list[GraphNode]:
         """The nodes, each behind those that it waits for. Raises CudaStatusError for a cycle."""
-        out: dict[GraphNode, None] = {}
-        left = list(self.nodes)
-        while left:
-            ready = [node for node in left if all(before in out for before in node.behind)]
-            if not ready:
-                raise CudaStatusError(Status.INVALID_VALUE, f"{len(left)} nodes wait for each other: a cycle")
-            out |= dict.fromkeys(ready)
-            left = [node for node in left if node not in out]
-        return list(out)
+        number = {node: n for n, node in enumerate(self.nodes)}
+        after: dict[GraphNode, list[GraphNode]] = {node: [] for node in self.nodes}
+        left = {node: len(node.behind) for node in self.nodes}
+        for before, node in self.edges:
+            after[before].append(node)
+        ready, out = [number[node] for node in self.nodes if not left[node]], list[GraphNode]()
+        while ready:  # the node that was added first, of those that may begin
+            out.append(self.nodes[heappop(ready)])
+            for node in after[out[-1]]:
+                left[node] -= 1
+                if not left[node]:
+                    heappush(ready, number[node])
+        if len(out) < len(self.nodes):
+            raise CudaStatusError(Status.INVALID_VALUE, f"{len(self.nodes) - len(out)} nodes wait in a cycle")
+        return out
 
     def all_nodes(self) -> Iterator[GraphNode]:
         """The nodes, and those of the graphs inside of them."""
@@ -279,13 +286,13 @@ def _run(graph: CudaGraph, outside: Sequence[Touched]) -> list[Touched]:
             ancestors[-1] |= ancestors[number[before]] | 1 << number[before]
     whole = (1 << len(order)) - 1
     descendants = [0] * len(order)
-    for n in range(len(order)):
-        for before in (m for m in range(n) if ancestors[n] >> m & 1):
-            descendants[before] |= 1 << n
+    for n in reversed(range(len(order))):
+        for before in order[n].behind:
+            descendants[number[before]] |= descendants[n] | 1 << n
     touched: list[list[Touched]] = []
     for n, node in enumerate(order):
         apart = whole & ~(ancestors[n] | descendants[n] | 1 << n)
-        beside = [*outside, *[one for m in range(n) if apart >> m & 1 for one in touched[m]]]
+        beside = [*outside, *[one for m in range(n if apart else 0) if apart >> m & 1 for one in touched[m]]]
         touched.append([])
         if not node.enabled:
             continue

@@ -31,7 +31,7 @@ class GraphAllocation:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of its first byte."""
         return int(self.bytes_.ctypes.data)
 
     @property
@@ -105,7 +105,7 @@ class GraphPool:
         self._most, self._most_reserved = max(self._most, self._kept), max(self._most_reserved, self._kept)
 
     def attribute(self, which: int) -> int:
-        """cudaDeviceGetGraphMemAttribute, in bytes. Raises CudaStatusError for an attribute that is none."""
+        """cudaDeviceGetGraphMemAttribute, in bytes. Raises CudaStatusError for an unknown attribute."""
         if which > _MOST_RESERVED:
             raise CudaStatusError(Status.INVALID_VALUE, f"{which} is no cudaGraphMemAttributeType")
         return (self._kept, self._most, self._kept, self._most_reserved)[which]

@@ -300,7 +300,7 @@ def touched_by(read: Iterable[Any], written: Iterable[Any]) -> tuple[TouchedByte
 
 
 def refuse_read(name: str) -> CudaStatusError:
-    """The error of a function that waits for values, which makes the current stream's capture invalid."""
+    """The error of a function that waits for values. It makes the current stream's capture invalid."""
     capture = CAPTURES.on(current_stream().cuda_stream)
     assert capture is not None
     why = f"torch's {name} in a CUDA graph: it needs values, which are there at replays alone"
