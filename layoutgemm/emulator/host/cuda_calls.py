@@ -238,14 +238,15 @@ def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
     return {f"{prefix}{name}": answering(module, call, count) for name, (call, count) in outputs.items()}
 
 
+def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
+    """The handle of a call's stream, its last argument. Without one, that of the legacy stream."""
+    return handle_of(args[-1]) if is_async and args else 0
+
+
 def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins that allocate, copy and fill."""
     pool = GraphPool(memory)
     success = success_of(module)
-
-    def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
-        """The stream: the last argument of a function that has one, else the legacy stream."""
-        return handle_of(args[-1]) if is_async and args else 0
 
     def allocate(is_async: bool, size: int, *args: SupportsInt) -> tuple[object, object]:
         if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:

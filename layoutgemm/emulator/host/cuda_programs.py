@@ -194,7 +194,8 @@ class CudaRuntime:
 
         return (
             dict.fromkeys((*DONE["runtime"], *_REGISTERED), done)
-            | self._registration() | self._launches() | self._memory_functions() | self._queries()
+            | self._registration() | self._launches() | self._allocations() | self._copies()
+            | self._device_variables() | self._queries()
             | self._streams() | self._waits() | self.arrays.functions() | GraphCalls(self).functions()
         )  # fmt: skip
 
@@ -325,7 +326,8 @@ class CudaRuntime:
 
     def changed_launch(self, work: GraphWork, attribute: int, value: Sequence[int]) -> GraphWork:
         """A kernel's launch with another attribute."""
-        kept: KernelParams = work.params
+        kept = work.params
+        assert isinstance(kept, KernelParams)
         found = {_COOPERATIVE: [int(kept.cooperative)], _CLUSTER: kept.cluster, _DEPENDENT: [kept.launch.dependent]}
         found[attribute] = list(value)
         cluster = found[_CLUSTER][:3]
@@ -333,7 +335,8 @@ class CudaRuntime:
 
     def launch_attribute(self, work: GraphWork, attribute: int) -> Sequence[int]:
         """An attribute of a kernel's launch; 0 for one that no kernel sees."""
-        kept: KernelParams = work.params
+        kept = work.params
+        assert isinstance(kept, KernelParams)
         found = {_COOPERATIVE: [int(kept.cooperative)], _CLUSTER: kept.launch.cluster}
         return found.get(attribute, [int(kept.launch.dependent)] if attribute == _DEPENDENT else [0])
 
@@ -485,8 +488,8 @@ class CudaRuntime:
         program, name = self._variables[host]
         return program.module.variables[name]
 
-    def _memory_functions(self) -> dict[str, Callable[..., int | None]]:
-        """Allocations, copies and variables of the device."""
+    def _allocations(self) -> dict[str, Callable[..., int | None]]:
+        """Allocations."""
 
         def allocate(out: int, size: int) -> None:
             self.captures.unsafe("an allocation")
@@ -526,6 +529,19 @@ class CudaRuntime:
         def mapped(out: int, host: int) -> None:
             ctypes.c_uint64.from_address(out).value = host
 
+        def room(free: int, whole: int) -> None:
+            for out in (free, whole):
+                ctypes.c_size_t.from_address(out).value = self.device.memory
+
+        return dict.fromkeys(ALLOCATE["runtime"], allocate) | dict.fromkeys(FREE["runtime"], free) | {
+            "cudaMallocAsync": allocate_async, "cudaMallocFromPoolAsync": allocate_from, "cudaFreeAsync": free_async,
+            "cudaMallocPitch": pitched, "cudaHostRegister": register, "cudaHostGetDevicePointer": mapped,
+            "cudaHostUnregister": free, "cudaMemGetInfo": room,
+        }  # fmt: skip
+
+    def _copies(self) -> dict[str, Callable[..., int | None]]:
+        """Copies and fills. Those without a stream are of the legacy stream."""
+
         def copy(to: int, source: int, size: int, kind: int) -> int:
             return self.enqueue(0, self.line_work("cudaMemcpy", to, source, size, kind))
 
@@ -560,6 +576,15 @@ class CudaRuntime:
             params = FillParams(to, pitch, value & 0xFF, 1, width, height)
             return self.enqueue(stream, self.fill_work("cudaMemset2D", params))
 
+        return {
+            "cudaMemcpy": copy, "cudaMemcpyAsync": copy_async, "cudaMemcpy2D": rows, "cudaMemcpy2DAsync": rows_async,
+            "cudaMemcpy3D": box, "cudaMemcpy3DAsync": box_async, "cudaMemset": fill, "cudaMemsetAsync": fill_async,
+            "cudaMemset2D": fill_rows, "cudaMemset2DAsync": fill_rows_async,
+        }  # fmt: skip
+
+    def _device_variables(self) -> dict[str, Callable[..., int | None]]:
+        """Variables of the device."""
+
         def to_symbol(host: int, source: int, size: int, offset: int, kind: int) -> int:
             return to_symbol_async(host, source, size, offset, kind, 0)
 
@@ -580,20 +605,10 @@ class CudaRuntime:
         def symbol_size(out: int, host: int) -> None:
             ctypes.c_size_t.from_address(out).value = len(self._symbol(host))
 
-        def room(free: int, whole: int) -> None:
-            for out in (free, whole):
-                ctypes.c_size_t.from_address(out).value = self.device.memory
-
-        return dict.fromkeys(ALLOCATE["runtime"], allocate) | dict.fromkeys(FREE["runtime"], free) | {
-            "cudaMallocAsync": allocate_async, "cudaMallocFromPoolAsync": allocate_from, "cudaFreeAsync": free_async,
-            "cudaMallocPitch": pitched, "cudaHostRegister": register, "cudaHostGetDevicePointer": mapped,
-            "cudaHostUnregister": free, "cudaMemcpy": copy, "cudaMemcpyAsync": copy_async, "cudaMemcpy2D": rows,
-            "cudaMemcpy2DAsync": rows_async, "cudaMemcpy3D": box, "cudaMemcpy3DAsync": box_async, "cudaMemset": fill,
-             "cudaMemsetAsync": fill_async,
-            "cudaMemset2D": fill_rows, "cudaMemset2DAsync": fill_rows_async,
+        return {
             "cudaMemcpyToSymbol": to_symbol, "cudaMemcpyToSymbolAsync": to_symbol_async,
             "cudaMemcpyFromSymbol": from_symbol, "cudaMemcpyFromSymbolAsync": from_symbol_async,
-            "cudaGetSymbolAddress": symbol_address, "cudaGetSymbolSize": symbol_size, "cudaMemGetInfo": room,
+            "cudaGetSymbolAddress": symbol_address, "cudaGetSymbolSize": symbol_size,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ queries

@@ -121,6 +121,35 @@ class CudaArrays:
                 del self._arrays[array]
                 self.memory.free(array)
 
+        def texture(out: int, resource: int, description: int, view: int) -> None:
+            if view:
+                raise EmulatorError("cudaCreateTextureObject with a resource view: leave it out")
+            self._bind(out, resource, description)
+
+        def surface(out: int, resource: int) -> None:
+            self._bind(out, resource, 0)
+
+        def destroy(handle: int) -> None:
+            self.textures.pop(handle, None)
+
+        def format_from(out: int, x: int, y: int, z: int, w: int, kind: int) -> int:
+            # C++ returns a structure of this size at an address that it passes before the parameters.
+            (ctypes.c_uint32 * 5).from_address(out)[:] = [word & 0xFFFFFFFF for word in (x, y, z, w, kind)]
+            return out
+
+        def format_of(out: int, array: int) -> None:
+            (ctypes.c_int * 5).from_address(out)[:] = [*self._array(array).format]
+
+        return self._copies() | {
+            "cudaMallocArray": plain, "cudaMalloc3DArray": cubic, "cudaMalloc3D": pitched, "cudaFreeArray": free,
+            "cudaCreateTextureObject": texture, "cudaCreateSurfaceObject": surface,
+            "cudaDestroyTextureObject": destroy, "cudaDestroySurfaceObject": destroy, "cudaGetChannelDesc": format_of,
+            "cudaCreateChannelDesc": format_from,
+        }  # fmt: skip
+
+    def _copies(self) -> dict[str, Callable[..., int | None]]:
+        """Copies to and from arrays."""
+
         def into(array: int, x: int, y: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
             return into_async(array, x, y, source, pitch, width, height, kind, 0)
 
@@ -142,32 +171,9 @@ class CudaArrays:
         def straight(array: int, x: int, y: int, source: int, size: int, kind: int) -> int:
             return self._rows("cudaMemcpyToArray", self._place(array, x, y)[0], size, source, size, size, 1, kind, 0)
 
-        def texture(out: int, resource: int, description: int, view: int) -> None:
-            if view:
-                raise EmulatorError("cudaCreateTextureObject with a resource view: leave it out")
-            self._bind(out, resource, description)
-
-        def surface(out: int, resource: int) -> None:
-            self._bind(out, resource, 0)
-
-        def destroy(handle: int) -> None:
-            self.textures.pop(handle, None)
-
-        def format_from(out: int, x: int, y: int, z: int, w: int, kind: int) -> int:
-            # C++ returns a structure of this size at an address that it passes before the parameters.
-            (ctypes.c_uint32 * 5).from_address(out)[:] = [word & 0xFFFFFFFF for word in (x, y, z, w, kind)]
-            return out
-
-        def format_of(out: int, array: int) -> None:
-            (ctypes.c_int * 5).from_address(out)[:] = [*self._array(array).format]
-
         return {
-            "cudaMallocArray": plain, "cudaMalloc3DArray": cubic, "cudaMalloc3D": pitched, "cudaFreeArray": free,
             "cudaMemcpy2DToArray": into, "cudaMemcpy2DToArrayAsync": into_async, "cudaMemcpy2DFromArray": out_of,
             "cudaMemcpy2DFromArrayAsync": out_of_async, "cudaMemcpyToArray": straight,
-            "cudaCreateTextureObject": texture, "cudaCreateSurfaceObject": surface,
-            "cudaDestroyTextureObject": destroy, "cudaDestroySurfaceObject": destroy, "cudaGetChannelDesc": format_of,
-            "cudaCreateChannelDesc": format_from,
         }  # fmt: skip
 
     def _array(self, handle: int) -> Texels:
@@ -203,7 +209,7 @@ class CudaArrays:
         return self.enqueue(stream, GraphWork(NodeKind.MEMCPY, run, f"{name} to {to:#x}", tuple(touched)))
 
     def rows_of(self, words: Sequence[int]) -> list[tuple[int, int, int]]:
-        """The rows of a cudaMemcpy3DParms: (to, from, bytes) of each, where an array has texels in place of bytes."""
+        """The rows of a cudaMemcpy3DParms, as (to, from, bytes). An array counts texels in place of bytes."""
         (source, pitch, slice_of), (to, to_pitch, to_slice) = self._side(words[:8]), self._side(words[8:16])
         width, height, depth = words[16:19]
         width *= next((self._array(one).texel for one in (words[0], words[8]) if one), 1)

@@ -115,7 +115,7 @@ class UnorderedLaunches:
 
 
 def _touching(one: PreviousLaunch, low: int, high: int, writes: bool) -> str | None:
-    """The text of a launch's access that conflicts with a copy's bytes [low, high), or None."""
+    """The text of a launch's access that conflicts with a copy of [low, high), or None."""
     for buffer in (*one.memory.buffers, *one.memory.followed):
         first = buffer.data.__array_interface__["data"][0]
         begin, end = max(low, first), min(high, first + len(buffer.data))

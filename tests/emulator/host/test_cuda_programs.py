@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
 
 
 def built(folder: Path, name: str, program: str, ptx: str = PTX, flags: int = 0x11) -> Path:
-    """The library of a program of C, with PTX in the form in which nvcc registers it."""
+    """The library of a program of C, with PTX as nvcc registers it."""
     text = ptx.encode()
     text += b"\0" * (-len(text) % 8)
     entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 64, len(text), 0, 0, 7, 8, 90, 64, 0, flags, 0, 0)

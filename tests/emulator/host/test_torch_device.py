@@ -245,7 +245,7 @@ def _model() -> Any:
 
 
 def test_a_graph_holds_a_step_of_training() -> None:
-    """Gradients, and what the layers saved for them, are those of the batch at each replay."""
+    """Gradients, and what layers save for them, are of the replay's batch."""
     captured, plain = _model(), _model()
     batches = [torch.randn(3, 4).cuda() for _ in range(3)]
     place, graph = torch.zeros(3, 4, device="cuda"), torch.cuda.CUDAGraph()

@@ -6,33 +6,38 @@ Each returns what the binding does: a tuple that begins with the status, with No
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import SupportsInt, TypeAlias
 
 from ....errors import EmulatorError
 from ...races.unordered_launches import TouchedBytes
+from ..driver_modules import Foreign
 from .capture import Captures
 from .graph import CudaGraph, ExecutableGraph, GraphNode, GraphWork, Handles, NodeKind
 from .statuses import CudaStatusError, Status
 
-Binding: TypeAlias = Callable[..., Any]
-Foreign: TypeAlias = Any  # an object of cuda.bindings
+Binding: TypeAlias = Callable[..., object]
+Answer: TypeAlias = tuple[object, ...]
+Nodes: TypeAlias = Sequence[SupportsInt] | None
 _HOST = 1  # CU_MEMORYTYPE_HOST
 
 
-def success_of(module: ModuleType) -> Any:
+def success_of(module: ModuleType) -> object:
     """Success, as a binding gives it."""
     return module.CUresult.CUDA_SUCCESS if hasattr(module, "CUresult") else module.cudaError_t.cudaSuccess
 
 
 def answering(module: ModuleType, call: Binding, outputs: int) -> Binding:
-    """A stand-in that answers an error of CUDA as the binding does: the status, and None for each output."""
+    """A stand-in that answers an error of CUDA as the binding does.
+
+    The answer is the status, and None for each output.
+    """
     statuses = module.CUresult if hasattr(module, "CUresult") else module.cudaError_t
 
-    def answer(*args: object, **named: object) -> Any:
+    def answer(*args: object, **named: object) -> object:
         try:
             return call(*args, **named)
         except CudaStatusError as error:
@@ -110,21 +115,21 @@ class GraphBindings:
     captures: Captures
     kernel: Callable[[Foreign], GraphWork]
 
-    def _type(self, name: str) -> Callable[[int], Any]:
+    def _type(self, name: str) -> Callable[[int], object]:
         driver = {"Graph": "CUgraph", "GraphExec": "CUgraphExec", "GraphNode": "CUgraphNode"}
-        made: Callable[[int], Any] = getattr(self.module, driver[name] if self.kind == "driver" else f"cuda{name}_t")
+        made: Callable[[int], object] = getattr(self.module, driver[name] if self.kind == "driver" else f"cuda{name}_t")
         return made
 
-    def _graph(self, handle: Foreign) -> CudaGraph:
+    def _graph(self, handle: SupportsInt) -> CudaGraph:
         return self.handles.get(int(handle), CudaGraph)
 
-    def _node(self, handle: Foreign) -> GraphNode:
+    def _node(self, handle: SupportsInt) -> GraphNode:
         return self.handles.get(int(handle), GraphNode)
 
-    def _executable(self, handle: Foreign) -> ExecutableGraph:
+    def _executable(self, handle: SupportsInt) -> ExecutableGraph:
         return self.handles.get(int(handle), ExecutableGraph)
 
-    def _shown(self, node: GraphNode) -> Any:
+    def _shown(self, node: GraphNode) -> object:
         return self._type("GraphNode")(self.handles.of(node))
 
     def functions(self) -> dict[str, Binding]:
@@ -138,23 +143,25 @@ class GraphBindings:
         driver = self.kind == "driver"
         states = self.module.CUstreamCaptureStatus if driver else self.module.cudaStreamCaptureStatus
 
-        def begin(stream: Foreign, mode: Foreign = 0) -> Any:
+        def begin(stream: SupportsInt, mode: Foreign = 0) -> Answer:
             captures.begin(int(stream), int(mode))
             return (success,)
 
-        def begin_to(stream: Foreign, graph: Foreign, behind: Any, data: Any, count: int, mode: Foreign) -> Any:
+        def begin_to(
+            stream: SupportsInt, graph: SupportsInt, behind: Nodes, data: object, count: int, mode: Foreign
+        ) -> Answer:
             if data:
                 raise EmulatorError("a graph's edge with data: only edges that wait for the end of a node are emulated")
             captures.begin(int(stream), int(mode), self._graph(graph), [self._node(one) for one in behind or ()])
             return (success,)
 
-        def end(stream: Foreign) -> Any:
+        def end(stream: SupportsInt) -> Answer:
             return success, self._type("Graph")(self.handles.of(captures.end(int(stream))))
 
-        def capturing(stream: Foreign) -> Any:
+        def capturing(stream: SupportsInt) -> Answer:
             return success, states(captures.status(int(stream)))
 
-        def info(stream: Foreign) -> Any:
+        def info(stream: SupportsInt) -> Answer:
             status, found = states(captures.status(int(stream))), captures.on(int(stream))
             if found is None or found.invalid:
                 return success, status, 0, self._type("Graph")(0), [], [], 0
@@ -171,39 +178,39 @@ class GraphBindings:
         success = success_of(self.module)
         kinds = self.module.CUgraphNodeType if self.kind == "driver" else self.module.cudaGraphNodeType
 
-        def create(*flags: object) -> Any:
+        def create(*flags: object) -> Answer:
             return success, self._type("Graph")(self.handles.of(CudaGraph()))
 
-        def clone(graph: Foreign) -> Any:
+        def clone(graph: SupportsInt) -> Answer:
             return success, self._type("Graph")(self.handles.of(self._graph(graph).copy()[0]))
 
-        def destroy(graph: Foreign) -> Any:
+        def destroy(graph: SupportsInt) -> Answer:
             self._graph(graph)
             self.handles.forget(int(graph))
             return (success,)
 
-        def draw(graph: Foreign, path: bytes | str, flags: int) -> Any:
+        def draw(graph: SupportsInt, path: bytes | str, flags: int) -> Answer:
             text = path.decode() if isinstance(path, bytes) else path
             Path(text).write_text(self._graph(graph).drawing() + "\n")
             return (success,)
 
-        def nodes(graph: Foreign, count: int = 0) -> Any:
+        def nodes(graph: SupportsInt, count: int = 0) -> Answer:
             found = self._graph(graph).nodes
             return success, [self._shown(one) for one in found[: int(count)]], int(count) or len(found)
 
-        def edges(graph: Foreign, count: int = 0) -> Any:
+        def edges(graph: SupportsInt, count: int = 0) -> Answer:
             found = self._graph(graph).edges
             first, second = ([self._shown(edge[side]) for edge in found[: int(count)]] for side in (0, 1))
             return success, first, second, [], int(count) or len(found)
 
-        def before(node: Foreign, count: int = 0) -> Any:
+        def before(node: SupportsInt, count: int = 0) -> Answer:
             found = self._node(node).behind
             return success, [self._shown(one) for one in found[: int(count)]], [], int(count) or len(found)
 
-        def kind_of(node: Foreign) -> Any:
+        def kind_of(node: SupportsInt) -> Answer:
             return success, kinds(int(self._node(node).work.kind))
 
-        def connect(graph: Foreign, first: Any, second: Any, data: Any, count: int) -> Any:
+        def connect(graph: SupportsInt, first: Nodes, second: Nodes, data: object, count: int) -> Answer:
             if data:
                 raise EmulatorError("a graph's edge with data: only edges that wait for the end of a node are emulated")
             self._graph(graph).connect([(self._node(a), self._node(b)) for a, b in zip(first or (), second or ())])
@@ -220,22 +227,22 @@ class GraphBindings:
         success = success_of(self.module)
 
         def add(make: Callable[..., GraphWork]) -> Binding:
-            def added(graph: Foreign, behind: Any, count: int, *given: Any) -> Any:
+            def added(graph: SupportsInt, behind: Nodes, count: int, *given: object) -> Answer:
                 node = self._graph(graph).add(make(*given), [self._node(one) for one in behind or ()])
                 return success, self._shown(node)
 
             return added
 
-        def child(graph: Foreign) -> GraphWork:
+        def child(graph: SupportsInt) -> GraphWork:
             return GraphWork(NodeKind.GRAPH, bodies=(self._graph(graph).copy()[0],))
 
-        def recorded(event: Foreign) -> GraphWork:
+        def recorded(event: SupportsInt) -> GraphWork:
             return GraphWork(NodeKind.EVENT_RECORD, lambda: self.captures.record(int(event), 0), params=int(event))
 
-        def line(to: Foreign, source: Foreign, size: int, kind: object) -> GraphWork:
+        def line(to: SupportsInt, source: SupportsInt, size: int, kind: object) -> GraphWork:
             return copy_node(int(to), int(source), int(size))
 
-        def change(node: Foreign, params: Foreign) -> Any:
+        def change(node: SupportsInt, params: Foreign) -> Answer:
             self._hold_kernel(self._node(node)).work = self.kernel(params)
             return (success,)
 
@@ -264,12 +271,12 @@ class GraphBindings:
         results = self.module.CUgraphExecUpdateResult if driver else self.module.cudaGraphExecUpdateResult
         statuses = self.module.CUresult if driver else self.module.cudaError_t
 
-        def instantiate(graph: Foreign, flags: int = 0) -> Any:
+        def instantiate(graph: SupportsInt, flags: int = 0) -> Answer:
             made = ExecutableGraph(self._graph(graph), int(flags))
             return success, self._type("GraphExec")(self.handles.of(made))
 
-        def launch(executable: Foreign, stream: Foreign = 0) -> Any:
-            found, handle = self._executable(executable), int(stream or 0)
+        def launch(executable: SupportsInt, stream: SupportsInt | None = None) -> Answer:
+            found, handle = self._executable(executable), 0 if stream is None else int(stream)
             if self.captures.on(handle) is not None:
                 self.captures.add(handle, GraphWork(NodeKind.GRAPH, bodies=(found.graph.copy()[0],)))
             else:
@@ -277,16 +284,16 @@ class GraphBindings:
                 found.launch()
             return (success,)
 
-        def destroy(executable: Foreign) -> Any:
+        def destroy(executable: SupportsInt) -> Answer:
             self._executable(executable)
             self.handles.forget(int(executable))
             return (success,)
 
-        def upload(executable: Foreign, stream: Foreign) -> Any:
+        def upload(executable: SupportsInt, stream: SupportsInt) -> Answer:
             self._executable(executable)
             return (success,)
 
-        def update(executable: Foreign, graph: Foreign) -> Any:
+        def update(executable: SupportsInt, graph: SupportsInt) -> Answer:
             result, node = self._executable(executable).update(self._graph(graph))
             said = info()
             said.result = results(result)
@@ -294,7 +301,7 @@ class GraphBindings:
                 said.errorNode = self._shown(node)
             return statuses(int(Status.GRAPH_EXEC_UPDATE_FAILURE)) if result else success, said
 
-        def change(executable: Foreign, node: Foreign, params: Foreign) -> Any:
+        def change(executable: SupportsInt, node: SupportsInt, params: Foreign) -> Answer:
             self._hold_kernel(self._executable(executable).node(self._node(node))).work = self.kernel(params)
             return (success,)
 

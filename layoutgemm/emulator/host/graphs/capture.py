@@ -114,7 +114,7 @@ class Captures:
         return found.graph
 
     def add(self, stream: int, work: GraphWork) -> GraphNode | None:
-        """The node of work that is asked of a stream, or None: it is to be done at once."""
+        """The node of work that is asked of a stream. None: do it at once."""
         self._hold_legacy(stream)
         found = self.on(stream)
         return None if found is None else found.add(stream, work)
@@ -142,7 +142,9 @@ class Captures:
         self._events[event] = found, list(found.ends[stream])
 
     def wait(self, stream: int, event: int) -> None:
-        """Order what a stream captures from now on behind an event; a stream that does not capture joins.
+        """Order what a stream captures from now on behind an event.
+
+        A stream that does not capture joins the event's capture.
 
         Raises CudaStatusError for an event of another capture, or of work outside of it.
         """
@@ -168,7 +170,7 @@ class Captures:
             raise capture.fail(Status.CAPTURED_EVENT, f"event {event:#x}, until it is recorded outside of a capture")
 
     def synchronise(self, stream: int | None = None, call: str = "") -> None:
-        """Raise CudaStatusError for a wait by the host for a stream that captures; None: for all streams."""
+        """Raise CudaStatusError if the host waits for a stream that captures. None: for all streams."""
         if stream in LEGACY:
             self._hold_legacy(stream or 0)
         for one, capture in self._of.items():

@@ -9,13 +9,16 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ....errors import EmulatorError
 from .capture import Captures
 from .graph import CudaGraph, ExecutableGraph, GraphNode, GraphWork, Handles, NodeKind
 from .memory import GraphAllocation, GraphPool
 from .statuses import CudaStatusError, Status
+
+if TYPE_CHECKING:
+    from ..driver_modules import PtxLaunch
 
 Functions = dict[str, Callable[..., "int | None"]]
 EXTERNAL = 1  # cudaEventRecordExternal, cudaEventWaitExternal
@@ -42,11 +45,11 @@ class KernelParams(ctypes.Structure):
     _fields_ = [("function", ctypes.c_size_t), ("grid", Dim3), ("block", Dim3), ("shared", ctypes.c_uint32),
                 ("given", ctypes.c_size_t), ("extra", ctypes.c_size_t)]  # fmt: skip
     # Of a node: its launch, and the parameters that `given` leads to.
-    launch: Any = None
-    cooperative: bool = False
-    cluster: tuple[int, ...] = ()
-    content: Any = None
-    places: Any = None
+    launch: PtxLaunch
+    cooperative: bool
+    cluster: tuple[int, ...]
+    content: object
+    places: object
 
 
 class FillParams(ctypes.Structure):
@@ -79,7 +82,7 @@ Words = ctypes.c_size_t * 20  # cudaMemcpy3DParms: both sides, the extent and th
 
 
 class Runtime(Protocol):
-    """The emulated runtime, as graphs need it: work of each kind of node, or its refusal."""
+    """The emulated runtime, as graphs need it. It has the work of each kind of node."""
 
     captures: Captures
     handles: Handles
@@ -125,6 +128,13 @@ def _put_int(out: int, value: int) -> None:
 
 def _numbers(at: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(at)) if at and count else []
+
+
+def _of_kind(node: GraphNode, kind: NodeKind) -> GraphNode:
+    """The node, if it is of that kind. Raises CudaStatusError."""
+    if node.work.kind is not kind:
+        raise CudaStatusError(Status.INVALID_VALUE, f"the node is a {node.work.kind.name}, not a {kind.name}")
+    return node
 
 
 class GraphCalls:
@@ -284,26 +294,6 @@ class GraphCalls:
         def kernel(out: int, graph: int, behind: int, count: int, params: int) -> None:
             self._add(out, graph, behind, count, runtime.kernel_work(KernelParams.from_address(params)))
 
-        def box(out: int, graph: int, behind: int, count: int, params: int) -> None:
-            self._add(out, graph, behind, count, runtime.box_work(Words.from_address(params)[:]))
-
-        def line(out: int, graph: int, behind: int, count: int, to: int, source: int, size: int, kind: int) -> None:
-            self._add(out, graph, behind, count, runtime.line_work("cudaGraphAddMemcpyNode1D", to, source, size, kind))
-
-        def to_symbol(
-            out: int, graph: int, behind: int, count: int, symbol: int, source: int, size: int, offset: int, kind: int
-        ) -> None:
-            to = runtime.symbol(symbol, offset)
-            work = runtime.line_work("cudaGraphAddMemcpyNodeToSymbol", to, source, size, kind)
-            self._add(out, graph, behind, count, work)
-
-        def from_symbol(
-            out: int, graph: int, behind: int, count: int, to: int, symbol: int, size: int, offset: int, kind: int
-        ) -> None:
-            source = runtime.symbol(symbol, offset)
-            work = runtime.line_work("cudaGraphAddMemcpyNodeFromSymbol", to, source, size, kind)
-            self._add(out, graph, behind, count, work)
-
         def fill(out: int, graph: int, behind: int, count: int, params: int) -> None:
             work = runtime.fill_work("cudaGraphAddMemsetNode", FillParams.from_address(params))
             self._add(out, graph, behind, count, work)
@@ -337,20 +327,46 @@ class GraphCalls:
             self._plain_edges(edges, count)
             work = self._any(params)
             self._add(out, graph, behind, count, work)
-            if work.kind is NodeKind.MEM_ALLOC:
+            if isinstance(work.params, GraphAllocation):
                 AllocationParams.from_address(params + 16).address = work.params.address
             if work.kind is NodeKind.CONDITIONAL:
                 handles = [self._handles.of(body) for body in work.bodies]
                 self._kept[work] = kept = (ctypes.c_uint64 * len(handles))(*handles)
                 ConditionalParams.from_address(params + 16).bodies = ctypes.addressof(kept)
 
+        return self._added_copies() | {
+            "cudaGraphAddKernelNode": kernel, "cudaGraphAddMemsetNode": fill, "cudaGraphAddHostNode": host,
+            "cudaGraphAddChildGraphNode": child, "cudaGraphAddEmptyNode": empty,
+            "cudaGraphAddEventRecordNode": record, "cudaGraphAddEventWaitNode": wait,
+            "cudaGraphAddMemAllocNode": allocate, "cudaGraphAddMemFreeNode": free, "cudaGraphAddNode": any_kind,
+        }  # fmt: skip
+
+    def _added_copies(self) -> Functions:
+        runtime = self._runtime
+
+        def box(out: int, graph: int, behind: int, count: int, params: int) -> None:
+            self._add(out, graph, behind, count, runtime.box_work(Words.from_address(params)[:]))
+
+        def line(out: int, graph: int, behind: int, count: int, to: int, source: int, size: int, kind: int) -> None:
+            self._add(out, graph, behind, count, runtime.line_work("cudaGraphAddMemcpyNode1D", to, source, size, kind))
+
+        def to_symbol(
+            out: int, graph: int, behind: int, count: int, symbol: int, source: int, size: int, offset: int, kind: int
+        ) -> None:
+            to = runtime.symbol(symbol, offset)
+            work = runtime.line_work("cudaGraphAddMemcpyNodeToSymbol", to, source, size, kind)
+            self._add(out, graph, behind, count, work)
+
+        def from_symbol(
+            out: int, graph: int, behind: int, count: int, to: int, symbol: int, size: int, offset: int, kind: int
+        ) -> None:
+            source = runtime.symbol(symbol, offset)
+            work = runtime.line_work("cudaGraphAddMemcpyNodeFromSymbol", to, source, size, kind)
+            self._add(out, graph, behind, count, work)
+
         return {
-            "cudaGraphAddKernelNode": kernel, "cudaGraphAddMemcpyNode": box, "cudaGraphAddMemcpyNode1D": line,
+            "cudaGraphAddMemcpyNode": box, "cudaGraphAddMemcpyNode1D": line,
             "cudaGraphAddMemcpyNodeToSymbol": to_symbol, "cudaGraphAddMemcpyNodeFromSymbol": from_symbol,
-            "cudaGraphAddMemsetNode": fill, "cudaGraphAddHostNode": host, "cudaGraphAddChildGraphNode": child,
-            "cudaGraphAddEmptyNode": empty, "cudaGraphAddEventRecordNode": record,
-            "cudaGraphAddEventWaitNode": wait, "cudaGraphAddMemAllocNode": allocate, "cudaGraphAddMemFreeNode": free,
-            "cudaGraphAddNode": any_kind,
         }  # fmt: skip
 
     def _any(self, params: int) -> GraphWork:
@@ -382,111 +398,91 @@ class GraphCalls:
 
     # ------------------------------------------------------------------------------------ parameters
 
+    def _change(self, node: int, work: GraphWork, executable: int | None = None) -> None:
+        """Give a node other work of its kind, in its graph or in an executable one."""
+        mine = self._node(node)
+        if executable is not None:
+            mine = self._executable(executable).node(mine)
+        _of_kind(mine, work.kind).work = work
+
     def _parameters(self) -> Functions:
         """Parameters of nodes, asked for and changed, in a graph and in an executable one."""
         runtime = self._runtime
-
-        def of_kind(node: GraphNode, kind: NodeKind) -> GraphNode:
-            if node.work.kind is not kind:
-                raise CudaStatusError(Status.INVALID_VALUE, f"the node is a {node.work.kind.name}, not a {kind.name}")
-            return node
-
-        makers: dict[str, tuple[NodeKind, Callable[[int], GraphWork]]] = {
-            "Kernel": (NodeKind.KERNEL, lambda at: runtime.kernel_work(KernelParams.from_address(at))),
-            "Memcpy": (NodeKind.MEMCPY, lambda at: runtime.box_work(Words.from_address(at)[:])),
-            "Memset": (
-                NodeKind.MEMSET, lambda at: runtime.fill_work("cudaMemset", FillParams.from_address(at))
-            ),
-            "Host": (
-                NodeKind.HOST,
-                lambda at: runtime.host_work(HostParams.from_address(at).function, HostParams.from_address(at).given),
-            ),
-        }  # fmt: skip
         found: Functions = {}
 
-        def changes(kind: NodeKind, make: Callable[[int], GraphWork]) -> None:
-            name = kind.name.capitalize()
+        def setters(name: str, end: str, make: Callable[[int], GraphWork]) -> None:
+            def change(node: int, given: int) -> None:
+                self._change(node, make(given))
 
-            def change(node: int, params: int) -> None:
-                of_kind(self._node(node), kind).work = make(params)
+            def change_executable(executable: int, node: int, given: int) -> None:
+                self._change(node, make(given), executable)
 
-            def change_executable(executable: int, node: int, params: int) -> None:
-                of_kind(self._executable(executable).node(self._node(node)), kind).work = make(params)
+            found[f"cudaGraph{name}Node{end}"] = change
+            found[f"cudaGraphExec{name}Node{end}"] = change_executable
 
-            def ask(node: int, params: int) -> None:
-                given = of_kind(self._node(node), kind).work.params
-                if given is None:
+        def getter(name: str, kind: NodeKind) -> None:
+            def ask(node: int, out: int) -> None:
+                given = _of_kind(self._node(node), kind).work.params
+                if isinstance(given, int):
+                    _put(out, given)
+                elif isinstance(given, (ctypes.Structure, ctypes.Array)):
+                    ctypes.memmove(out, ctypes.addressof(given), ctypes.sizeof(given))
+                else:
                     raise CudaStatusError(Status.INVALID_VALUE, "a copy to or from an array has other parameters")
-                ctypes.memmove(params, ctypes.addressof(given), ctypes.sizeof(given))
 
-            found[f"cudaGraph{name}NodeSetParams"] = change
-            found[f"cudaGraphExec{name}NodeSetParams"] = change_executable
-            found[f"cudaGraph{name}NodeGetParams"] = ask
+            found[f"cudaGraph{name}"] = ask
 
-        for kind, make in makers.values():
-            changes(kind, make)
+        def host(at: int) -> GraphWork:
+            given = HostParams.from_address(at)
+            return runtime.host_work(given.function, given.given)
+
+        setters("Kernel", "SetParams", lambda at: runtime.kernel_work(KernelParams.from_address(at)))
+        setters("Memcpy", "SetParams", lambda at: runtime.box_work(Words.from_address(at)[:]))
+        setters("Memset", "SetParams", lambda at: runtime.fill_work("cudaMemset", FillParams.from_address(at)))
+        setters("Host", "SetParams", host)
+        setters("EventRecord", "SetEvent", lambda event: self._recording(event, NodeKind.EVENT_RECORD))
+        setters("EventWait", "SetEvent", lambda event: self._recording(event, NodeKind.WAIT_EVENT))
+        setters("", "SetParams", self._any)
+        for kind in (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET, NodeKind.HOST):
+            getter(f"{kind.name.capitalize()}NodeGetParams", kind)
+        getter("EventRecordNodeGetEvent", NodeKind.EVENT_RECORD)
+        getter("EventWaitNodeGetEvent", NodeKind.WAIT_EVENT)
+        return found | self._other_parameters()
+
+    def _other_parameters(self) -> Functions:
+        """Those of lines, child graphs and launch attributes."""
+        runtime = self._runtime
 
         def line(node: int, to: int, source: int, size: int, kind: int) -> None:
-            work = runtime.line_work("cudaGraphMemcpyNodeSetParams1D", to, source, size, kind)
-            of_kind(self._node(node), NodeKind.MEMCPY).work = work
+            self._change(node, runtime.line_work("cudaMemcpy", to, source, size, kind))
 
         def executable_line(executable: int, node: int, to: int, source: int, size: int, kind: int) -> None:
-            work = runtime.line_work("cudaGraphExecMemcpyNodeSetParams1D", to, source, size, kind)
-            of_kind(self._executable(executable).node(self._node(node)), NodeKind.MEMCPY).work = work
+            self._change(node, runtime.line_work("cudaMemcpy", to, source, size, kind), executable)
 
         def executable_child(executable: int, node: int, graph: int) -> None:
-            mine = of_kind(self._executable(executable).node(self._node(node)), NodeKind.GRAPH)
+            mine = _of_kind(self._executable(executable).node(self._node(node)), NodeKind.GRAPH)
             one = ExecutableGraph(mine.work.bodies[0])
             if one.update(self._graph(graph))[0]:
                 raise CudaStatusError(Status.GRAPH_EXEC_UPDATE_FAILURE, "the child graph has another form")
             mine.work = replace(mine.work, bodies=(one.graph,))
 
         def inner(node: int, out: int) -> None:
-            _put(out, self._handles.of(of_kind(self._node(node), NodeKind.GRAPH).work.bodies[0]))
+            _put(out, self._handles.of(_of_kind(self._node(node), NodeKind.GRAPH).work.bodies[0]))
 
         def attribute(node: int, kind: int, value: int) -> None:
-            mine = of_kind(self._node(node), NodeKind.KERNEL)
+            mine = _of_kind(self._node(node), NodeKind.KERNEL)
             words = list((ctypes.c_uint32 * 4).from_address(value))
             mine.work = runtime.changed_launch(mine.work, kind & 0xFFFFFFFF, words)
 
         def ask_attribute(node: int, kind: int, out: int) -> None:
-            mine = of_kind(self._node(node), NodeKind.KERNEL)
+            mine = _of_kind(self._node(node), NodeKind.KERNEL)
             given = runtime.launch_attribute(mine.work, kind & 0xFFFFFFFF)
             (ctypes.c_uint32 * 4).from_address(out)[: len(given)] = list(given)
 
-        def event_of(kind: NodeKind) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-            def ask(node: int, out: int) -> None:
-                _put(out, of_kind(self._node(node), kind).work.params)
-
-            def change(node: int, event: int) -> None:
-                of_kind(self._node(node), kind).work = self._recording(event, kind)
-
-            def change_executable(executable: int, node: int, event: int) -> None:
-                mine = of_kind(self._executable(executable).node(self._node(node)), kind)
-                mine.work = self._recording(event, kind)
-
-            return ask, change, change_executable
-
-        for name, kind in (("EventRecord", NodeKind.EVENT_RECORD), ("EventWait", NodeKind.WAIT_EVENT)):
-            ask, change, change_executable = event_of(kind)
-            found |= {
-                f"cudaGraph{name}NodeGetEvent": ask, f"cudaGraph{name}NodeSetEvent": change,
-                f"cudaGraphExec{name}NodeSetEvent": change_executable,
-            }  # fmt: skip
-
-        def any_kind(node: int, params: int) -> None:
-            work = self._any(params)
-            of_kind(self._node(node), work.kind).work = work
-
-        def executable_any(executable: int, node: int, params: int) -> None:
-            work = self._any(params)
-            of_kind(self._executable(executable).node(self._node(node)), work.kind).work = work
-
-        return found | {
+        return {
             "cudaGraphMemcpyNodeSetParams1D": line, "cudaGraphExecMemcpyNodeSetParams1D": executable_line,
             "cudaGraphExecChildGraphNodeSetParams": executable_child, "cudaGraphChildGraphNodeGetGraph": inner,
             "cudaGraphKernelNodeSetAttribute": attribute, "cudaGraphKernelNodeGetAttribute": ask_attribute,
-            "cudaGraphNodeSetParams": any_kind, "cudaGraphExecNodeSetParams": executable_any,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ topology
@@ -626,9 +622,8 @@ class GraphCalls:
             given.size, given.address = found.size, found.address
 
         def freed(node: int, out: int) -> None:
-            if self._node(node).work.kind is not NodeKind.MEM_FREE:
-                raise CudaStatusError(Status.INVALID_VALUE, "the node frees nothing")
-            _put(out, self._node(node).work.params)
+            address = _of_kind(self._node(node), NodeKind.MEM_FREE).work.params
+            _put(out, address if isinstance(address, int) else 0)
 
         return {
             "cudaDeviceGetGraphMemAttribute": asked, "cudaDeviceSetGraphMemAttribute": reset,

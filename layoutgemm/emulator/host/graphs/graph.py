@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from ....errors import EmulatorError
 from ...races.unordered_launches import BESIDE, Touched, TouchedBytes, UnorderedLaunches
@@ -38,6 +38,20 @@ class NodeKind(IntEnum):
     CONDITIONAL = 13
 
 
+@runtime_checkable
+class Mapped(Protocol):
+    """Memory that a node allocates."""
+
+    size: int
+
+    @property
+    def is_mapped(self) -> bool:
+        """True from its node's run until it is freed."""
+
+    def free(self) -> None:
+        """Give it back until the node runs again."""
+
+
 @dataclass(frozen=True)
 class GraphWork:
     """The work of a node.
@@ -55,7 +69,7 @@ class GraphWork:
     run: Callable[[], object] = lambda: None
     label: str = ""
     touched: tuple[TouchedBytes, ...] = ()
-    params: Any = None
+    params: object = None
     bodies: tuple[CudaGraph, ...] = ()
     parts: Callable[[Sequence[CudaGraph]], Iterable[CudaGraph]] = lambda bodies: bodies
     launches: bool = False
@@ -137,7 +151,7 @@ class CudaGraph:
         for before, node in self.edges:
             after[before].append(node)
         ready, out = [number[node] for node in self.nodes if not left[node]], list[GraphNode]()
-        while ready:  # the node that was added first, of those that may begin
+        while ready:  # the node that was added first, among the nodes that may begin
             out.append(self.nodes[heappop(ready)])
             for node in after[out[-1]]:
                 left[node] -= 1
@@ -200,7 +214,7 @@ class CudaGraph:
 
 
 class ExecutableGraph:
-    """A graph that can be launched: a copy, which later changes of the graph leave as it is.
+    """A graph that can be launched. Later changes of the graph that it was made of leave it as it is.
 
     of     the node here for each node of the graph
     flags  of cudaGraphInstantiateWithFlags
@@ -226,9 +240,8 @@ class ExecutableGraph:
 
     def launch(self) -> None:
         """Do the work of each node, in an order that the edges allow."""
-        allocations = [node.work.params for node in self.graph.all_nodes() if node.work.kind is NodeKind.MEM_ALLOC]
-        for one in allocations:
-            if one.is_mapped:
+        for one in [node.work.params for node in self.graph.all_nodes()]:
+            if isinstance(one, Mapped) and one.is_mapped:
                 if not self.flags & AUTO_FREE:
                     why = f"the graph's allocation of {one.size} bytes was not freed since its last launch"
                     raise CudaStatusError(Status.INVALID_VALUE, why)
@@ -239,7 +252,10 @@ class ExecutableGraph:
             _run(self.graph, [])
 
     def update(self, graph: CudaGraph) -> tuple[int, GraphNode | None]:
-        """Take the work of another graph of the same form: (cudaGraphExecUpdateResult, the node that does not fit)."""
+        """Take the work of another graph of the same form.
+
+        Returns (cudaGraphExecUpdateResult, the node that does not fit).
+        """
         wrong = _difference(self.graph, graph)
         if wrong[0] == 0:
             _take(self.graph, graph, self.of)

@@ -1,4 +1,6 @@
-"""Memory that graphs allocate and free: an address from the node's creation on, bytes from its run on.
+"""Memory that graphs allocate and free.
+
+It has its address from the node's creation on, and is the device's from the node's run on.
 
 CUDA C++ Programming Guide, "Graph Memory Nodes". Its allocations here do not share addresses.
 """
@@ -100,7 +102,7 @@ class GraphPool:
         return sum(one.size for one in self._allocations.values() if one.is_mapped)
 
     def count(self) -> None:
-        """Count the bytes that graphs keep: the most that were in use at once since they were trimmed."""
+        """Count the bytes that graphs keep. These are the most in use at once since the last trim."""
         self._kept = max(self._kept, self._mapped())
         self._most, self._most_reserved = max(self._most, self._kept), max(self._most_reserved, self._kept)
 

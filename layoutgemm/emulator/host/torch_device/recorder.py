@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...turns import OwnStack
 from .products import tensors_in
 from .streams import asked_of, refuse_read, touched_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RECORDERS: OwnStack[object] = OwnStack()
 _WITHOUT_VALUES = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
@@ -29,10 +32,10 @@ def recorded(torch: ModuleType, drawn: Callable[[], AbstractContextManager[objec
     """Within it each operator of torch is captured. `drawn`: in which torch draws the GPU's random numbers."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):
+    class OperatorCapture(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+            self, func: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+        ) -> object:
             return _operator(torch, func, args, dict(kwargs or {}), drawn)
 
     if is_recording():
@@ -40,7 +43,7 @@ def recorded(torch: ModuleType, drawn: Callable[[], AbstractContextManager[objec
         return
     _RECORDERS.items.append(None)
     try:
-        with Recorder():
+        with OperatorCapture():
             yield
     finally:
         _RECORDERS.items.pop()
@@ -55,7 +58,7 @@ def not_recorded() -> Iterator[None]:
         yield
 
 
-def fill_again(torch: ModuleType, places: list[Any], again: Callable[[], Any]) -> None:
+def fill_again(torch: ModuleType, places: list[Tensor], again: Callable[[], object]) -> None:
     """Capture that results are computed again, into the memory that they have.
 
     Versions of the memory stay, as on a GPU: autograd does not see replays.
@@ -71,9 +74,9 @@ def fill_again(torch: ModuleType, places: list[Any], again: Callable[[], Any]) -
 
 
 def _operator(
-    torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+    torch: ModuleType, func: Any, args: tuple[object, ...], kwargs: dict[str, object],
     drawn: Callable[[], AbstractContextManager[object]],
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """Capture one operator. Its result, of which a replay makes the values."""
     name = func._schema.name.partition("::")[2]
     if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
@@ -84,19 +87,19 @@ def _operator(
     changed = [x for key, value in named if key in written for x in tensors_in(torch, [value])]
     copies = {id(x): x.clone() for x in changed}  # memory of the script changes at replays alone
 
-    def copied(value: Any) -> Any:
+    def copied(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return copies.get(id(value), value)
-        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(copied, value)) if isinstance(value, (list, tuple)) else value
 
     with draws():
         done = func(*map(copied, args), **{key: copied(value) for key, value in kwargs.items()})
     originals = {id(copy): x for x in changed for copy in [copies[id(x)]]}
 
-    def restored(value: Any) -> Any:
+    def restored(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return originals.get(id(value), value)
-        return type(value)(map(restored, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(restored, value)) if isinstance(value, (list, tuple)) else value
 
     given = [x for _, value in named for x in tensors_in(torch, [value])]
     known = {x.untyped_storage().data_ptr() for x in (*given, *copies.values())}

@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...races.unordered_launches import TouchedBytes
 from ..graphs.capture import GLOBAL, RELAXED, THREAD_LOCAL, Captures
 from ..graphs.graph import CudaGraph, ExecutableGraph, GraphWork, NodeKind
 from ..graphs.statuses import CudaStatusError, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
 
 CAPTURES = Captures()  # of torch's streams and of those of cuda.bindings
 _MODES = {"global": GLOBAL, "thread_local": THREAD_LOCAL, "relaxed": RELAXED}
@@ -26,7 +30,7 @@ def asked_of(
     stream: int | None, run: Callable[[], object], kind: NodeKind = NodeKind.KERNEL, label: str = "",
     touched: tuple[TouchedBytes, ...] = (), params: object = None, launches: bool = False,
 ) -> None:  # fmt: skip
-    """Do work that is asked of a stream, None for the current one; or capture it, where the stream captures."""
+    """Do work that is asked of a stream, or capture it. `stream`: None for the current one."""
     handle = current_stream().cuda_stream if stream is None else stream
     if CAPTURES.add(handle, GraphWork(kind, run, label, touched, params, launches=launches)) is None:
         run()
@@ -51,7 +55,7 @@ class HostStream:
         return next(cls._handles) << 12
 
     @property
-    def device(self) -> Any:
+    def device(self) -> TorchDevice:
         """The GPU."""
         import torch
 
@@ -73,7 +77,7 @@ class HostStream:
         CAPTURES.synchronise(self.cuda_stream, "a wait for the stream")
 
     def wait_event(self, event: HostEvent) -> None:
-        """Order what this stream has captured from now on behind an event; with a captured one it joins the capture."""
+        """Order what this stream captures from now on behind an event. With a captured event it joins."""
         CAPTURES.wait(self.cuda_stream, event.cuda_event)
 
     def wait_stream(self, other: HostStream) -> None:
@@ -270,7 +274,7 @@ class HostGraph:
 def graph(
     cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, capture_error_mode: str = "global"
 ) -> Iterator[None]:
-    """torch.cuda.graph: capture what is done within; by default on a stream of its own."""
+    """torch.cuda.graph: capture what is done within. By default on a stream of its own."""
     with HostStreamContext(stream or HostStream()):
         cuda_graph.capture_begin(capture_error_mode=capture_error_mode)
         try:
@@ -289,7 +293,7 @@ def is_capturing() -> bool:
     return current_stream().is_capturing()
 
 
-def touched_by(read: Iterable[Any], written: Iterable[Any]) -> tuple[TouchedBytes, ...]:
+def touched_by(read: Iterable[Tensor], written: Iterable[Tensor]) -> tuple[TouchedBytes, ...]:
     """The bytes of contiguous tensors. Others are left out: between their elements may lie what they do not touch."""
     return tuple(
         TouchedBytes(x.data_ptr(), x.numel() * x.element_size(), writes)
