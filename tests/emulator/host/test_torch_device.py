@@ -266,6 +266,29 @@ def test_a_graph_holds_a_step_of_training() -> None:
         assert torch.equal(one, other) and torch.equal(one.grad, other.grad)
 
 
+def test_a_graph_of_inference_mode_and_one_of_attention() -> None:
+    """Versions of memory stay at replays; results have the form that they had at the capture."""
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        y = (x + 1).mul_(2)
+    graph.replay()
+    assert y.tolist() == [2] * 4
+    layer = torch.nn.MultiheadAttention(4, 2, batch_first=True).cuda()
+    place, batch = torch.randn(1, 3, 4).cuda(), torch.randn(1, 3, 4).cuda()
+    with torch.cuda.graph(graph):
+        out = layer(place, place, place)[0]
+        out.square().sum().backward()
+    gradients = [one.grad for one in layer.parameters()]
+    place.copy_(batch)
+    graph.replay()
+    layer.zero_grad()
+    wanted = layer(batch, batch, batch)[0]
+    wanted.square().sum().backward()
+    assert torch.equal(out, wanted)
+    for one, other in zip(gradients, layer.parameters(), strict=True):
+        assert torch.equal(one, other.grad)
+
+
 def test_graphed_callables_give_values_and_gradients() -> None:
     captured, plain = _model(), _model()
     graphed = torch.cuda.make_graphed_callables(captured, (torch.randn(3, 4, device="cuda", requires_grad=True),))

@@ -399,7 +399,7 @@ class GraphCalls:
     # ------------------------------------------------------------------------------------ parameters
 
     def _change(self, node: int, work: GraphWork, executable: int | None = None) -> None:
-        """Give a node other work of its kind, in its graph or in an executable one."""
+        """Give a node other work of its kind. `executable`: there, and not in its graph."""
         mine = self._node(node)
         if executable is not None:
             mine = self._executable(executable).node(mine)

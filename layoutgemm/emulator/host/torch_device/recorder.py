@@ -58,14 +58,19 @@ def not_recorded() -> Iterator[None]:
         yield
 
 
-def fill_again(torch: ModuleType, places: list[Tensor], again: Callable[[], object]) -> None:
-    """Capture that results are computed again, into the memory that they have.
+@contextmanager
+def replayed(torch: ModuleType, written: list[Tensor]) -> Iterator[None]:
+    """Within it a graph's work is done again. Versions of the memory stay: autograd does not see replays."""
+    versions = tuple(x for x in written if not x.is_inference())
+    with torch.inference_mode(), torch.autograd._unsafe_preserve_version_counter(versions):
+        yield
 
-    Versions of the memory stay, as on a GPU: autograd does not see replays.
-    """
+
+def fill_again(torch: ModuleType, places: list[Tensor], again: Callable[[], object]) -> None:
+    """Capture that results are computed again, into the memory that they have."""
 
     def run() -> None:
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(places)):
+        with replayed(torch, places):
             for place, value in zip(places, tensors_in(torch, [again()])):
                 if place.data_ptr() != value.data_ptr():
                     place.copy_(value)
@@ -81,6 +86,8 @@ def _operator(
     name = func._schema.name.partition("::")[2]
     if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
         raise refuse_read(name)
+    if torch.Tag.inplace_view in func.tags:  # as squeeze_: of the form alone
+        return func(*args, **kwargs)
     draws = drawn if torch.Tag.nondeterministic_seeded in func.tags else nullcontext
     named = list(zip([one.name for one in func._schema.arguments], args)) + list(kwargs.items())
     written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
@@ -106,15 +113,15 @@ def _operator(
     results = list(tensors_in(torch, done if isinstance(done, (list, tuple)) else [done]))
     fresh = [x.numel() > 0 and x.untyped_storage().data_ptr() not in known for x in results]
     if (any(fresh) and name not in _WITHOUT_VALUES) or changed:
-        places = [x for x, is_new in zip(results, fresh) if is_new]
+        with torch._C.DisableTorchFunction():  # in the form of now, which the script may change in place
+            places = [x.detach() for x, is_new in zip(results, fresh) if is_new]
 
         def run() -> None:
-            with torch._C.DisableTorchFunction(), torch.no_grad(), draws():
-                with torch.autograd._unsafe_preserve_version_counter((*changed, *places)):
-                    again = func(*args, **kwargs)
-                    values = list(tensors_in(torch, again if isinstance(again, (list, tuple)) else [again]))
-                    for place, value in zip(places, [x for x, is_new in zip(values, fresh) if is_new]):
-                        place.copy_(value)
+            with torch._C.DisableTorchFunction(), draws(), replayed(torch, [*changed, *places]):
+                again = func(*args, **kwargs)
+                values = list(tensors_in(torch, again if isinstance(again, (list, tuple)) else [again]))
+                for place, value in zip(places, [x for x, is_new in zip(values, fresh) if is_new]):
+                    place.copy_(value)
 
         asked_of(None, run, label=name, touched=touched_by(given, [*changed, *places]))
     return restored(done)

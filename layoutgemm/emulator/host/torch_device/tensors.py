@@ -29,7 +29,7 @@ from .answers import accelerator_answers, cuda_answers, existing, profiler_answe
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
 from .products import PRODUCTS, product, tensors_in
-from .recorder import fill_again, not_recorded, recorded
+from .recorder import fill_again, not_recorded, recorded, replayed
 from .streams import asked_of, is_capturing, own_streams, refuse_read, touched_by
 
 if TYPE_CHECKING:
@@ -751,10 +751,10 @@ def _captured(work: GpuWork) -> Any:
         return done if done is None else _marked(torch, done, True)
     with not_recorded():
         if (place := work.changed) is not None:
-            places = tuple(tensors_in(torch, [place]))
+            places = list(tensors_in(torch, [place]))
 
             def change() -> None:
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(places):
+                with replayed(torch, places):
                     work.do()
 
             kind = NodeKind.MEMCPY if name == "copy_" else NodeKind.KERNEL
