@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 KEPT = 64  # findings that a report prints
 NO_STREAM = (
-    "a call that names no stream was captured on torch's current one: on a GPU it is not captured, unless the function "
-    "was compiled for TVM-FFI's stream"
+    "a call without a CUstream among its arguments was captured on torch's current stream: on a GPU a function that "
+    "is given no stream launches on the legacy one, outside of the graph"
 )
 OUTSIDE = "a launch on the legacy stream, while another stream captured, is in no graph: it ran at once, as on a GPU"
 _OPEN = threading.RLock()  # held by the thread that has an emulated GPU: torch and the DSL are the whole process's

@@ -82,7 +82,7 @@ class UnorderedLaunches:
                     does = f"{name} {'writes' if writes else 'reads'} {size} bytes at {address:#x}"
                     text = f"{does}; {earlier}; nothing orders the two nodes of the graph"
                     if FOUND:
-                        FOUND[-1].append(Finding("race", text, orders=ORDER))
+                        FOUND[-1].append(Finding("race", text, cta=None, orders=ORDER))
 
     def race(
         self, fiber: Fiber, what: Callable[[], str], addresses: npt.NDArray[np.int64], size: int, writes: bool,

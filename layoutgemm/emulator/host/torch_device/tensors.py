@@ -2,7 +2,7 @@
 
 `cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
 it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
-`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture launches of the DSL's kernels.
+`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture torch's work.
 """
 
 from __future__ import annotations
