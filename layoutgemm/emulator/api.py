@@ -48,6 +48,7 @@ from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
 from .races.dependent_launches import PreviousLaunch, dependent
+from .races.unordered_launches import BESIDE
 from .turns import in_turn
 
 EVERY = 2.0  # seconds between lines of progress
@@ -194,15 +195,7 @@ class Emulation:
                 }
                 for launch in self.launches
             ],
-            "findings": [
-                {
-                    "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
-                    "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
-                    "role": f.role, "orders": f.orders,
-                    "also": [[line, str(source) if source else None] for line, source in f.also],
-                }
-                for f in self.findings
-            ],
+            "findings": [finding.as_json() for finding in self.findings],
             "unreached": [ins.line for ins in self.unreached()],
         }  # fmt: skip
 
@@ -390,6 +383,8 @@ def _run_once(
     PtxMachine.NOW = began
     out: list[LaunchResult] = []
     front: PreviousLaunch | None = None
+    if (beside := BESIDE.now) is not None:
+        beside.seen.clear()
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
@@ -399,6 +394,9 @@ def _run_once(
             if launch.dependent:
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
             front = PreviousLaunch(launch.kernel.name[:60], memory, machine.global_watch)
+            if beside is not None:
+                machine.global_watch.beside = beside
+                beside.seen.append(front)
         start = time.perf_counter()
         try:
             machine.run()

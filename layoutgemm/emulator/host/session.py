@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
+from ..races.unordered_launches import FOUND
 from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
@@ -34,9 +35,10 @@ from .devices import GpuModel
 from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
+from .graphs.capture import LEGACY
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
-from .torch_device.streams import HostGraph
+from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
 
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
     Emulate = Callable[..., Emulation]
 
 KEPT = 64  # findings that a report prints
+NO_STREAM = (
+    "a call without a CUstream among its arguments was captured on torch's current stream: on a GPU a function that "
+    "is given no stream launches on the legacy one, outside of the graph"
+)
+OUTSIDE = "a launch on the legacy stream, while another stream captured, is in no graph: it ran at once, as on a GPU"
 _OPEN = threading.RLock()  # held by the thread that has an emulated GPU: torch and the DSL are the whole process's
 
 
@@ -58,11 +65,13 @@ class EmulatedGpu:
     runs    one for each call that launched kernels, in order
     fatal   errors of kernels that could not go on, which were raised as well
     notes   what was not checked
+    copies  races of copies and fills in CUDA graphs
     """
 
     def __init__(self, device: GpuModel):
         self.device = device
         self.runs: list[Emulation] = []
+        self.copies: list[Finding] = []
         self.fatal: list[EmulatorError] = []
         self.notes: list[str] = []
         self.memory = DeviceMemory()
@@ -79,12 +88,12 @@ class EmulatedGpu:
     @property
     def findings(self) -> list[Finding]:
         """All findings, in order."""
-        return [finding for run in self.runs for finding in run.findings]
+        return [*[finding for run in self.runs for finding in run.findings], *self.copies]
 
     @property
     def ok(self) -> bool:
         """True if nothing but lint was found."""
-        return not self.fatal and all(run.ok for run in self.runs)
+        return not self.fatal and not self.copies and all(run.ok for run in self.runs)
 
     def report(self) -> str:
         """The number of launches, each line's findings with their count, and what was not checked."""
@@ -107,7 +116,10 @@ class EmulatedGpu:
             "fatal": [f"{type(error).__name__}: {error}" for error in self.fatal],
             "notes": self.notes,
             "launches": [launch for run in runs for launch in run["launches"]],
-            "findings": [finding for run in runs for finding in run["findings"]],
+            "findings": [
+                *[finding for run in runs for finding in run["findings"]],
+                *[finding.as_json() for finding in self.copies],
+            ],
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -134,14 +146,17 @@ def session(
         )
 
     def launch(compiled: object, args: Sequence[object], named: dict[str, object]) -> None:
-        if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
-        return now(compiled, args, named)
+        stream = _stream_among((*args, *named.values()))
+        if stream is None and is_capturing():
+            gpu.note(NO_STREAM)
+        name = str(getattr(compiled, "function_name", "a function of the DSL"))
+        asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
     def launch_one(one: TritonLaunch | PtxLaunch, stream: int) -> None:
-        if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: ran(one), stream)
-        return ran(one)
+        if stream in LEGACY and CAPTURES.any():
+            gpu.note(OUTSIDE)
+        function = one.function if isinstance(one, PtxLaunch) else one
+        asked_of(stream, lambda: ran(one), label=function.kernel.name, launches=True)
 
     def now(compiled: Any, args: Sequence[object], named: dict[str, object]) -> None:
         if isinstance(compiled, XlaFunction):
@@ -165,6 +180,8 @@ def session(
 
     with ExitStack() as stack:
         stack.callback(_OPEN.release)
+        FOUND.append(gpu.copies)
+        stack.callback(FOUND.pop)
         stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         if python:

@@ -51,8 +51,9 @@ PROGRAM = """
 #include <string.h>
 typedef struct { unsigned x, y, z; } dim3;
 int cudaMalloc(void *, size_t), cudaMemcpy(void *, const void *, size_t, int), cudaDeviceSynchronize(void);
-int cudaMemcpyFromSymbol(void *, const void *, size_t, size_t, int), cudaGetLastError(void), cudaGraphUpload(void *);
-int cudaDeviceGetAttribute(int *, int, int), cudaGetDeviceProperties(void *, int), cudaFree(void *);
+int cudaMemcpyFromSymbol(void *, const void *, size_t, size_t, int), cudaGetLastError(void);
+int cudaIpcOpenMemHandle(void *), cudaDeviceGetAttribute(int *, int, int);
+int cudaGetDeviceProperties(void *, int), cudaFree(void *);
 int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
 const char *cudaGetErrorString(int);
 void **__cudaRegisterFatBinary(void *);
@@ -140,7 +141,7 @@ int main(int argc, char **argv) {
     launch(0);
     pthread_join(one, 0);
   }
-  if (!strcmp(argv[1], "graph")) cudaGraphUpload(0);
+  if (!strcmp(argv[1], "refused")) cudaIpcOpenMemHandle(0);
   void *given[] = {&x, &n};
   int status = cudaLaunchKernel(twice, (dim3){argv[1][0] == 'n' ? 0 : 2, 1, 1}, (dim3){32, 1, 1}, given, 0, 0);
   cudaMemcpy(values, x, sizeof values, 2);
@@ -152,19 +153,23 @@ int main(int argc, char **argv) {
 """
 
 
+def built(folder: Path, name: str, program: str, ptx: str = PTX, flags: int = 0x11) -> Path:
+    """The library of a program of C, with PTX as nvcc registers it."""
+    text = ptx.encode()
+    text += b"\0" * (-len(text) % 8)
+    entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 64, len(text), 0, 0, 7, 8, 90, 64, 0, flags, 0, 0)
+    image = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry) + len(text)) + entry + text
+    source, made = folder / f"{name}.c", folder / f"{name}.so"
+    source.write_text(program.replace("IMAGE", ",".join(map(str, image))))
+    subprocess.run([c_compiler(), "-shared", "-fPIC", "-w", "-o", str(made), str(source)], check=True)
+    return made
+
+
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The program, and one whose PTX is marked as compressed."""
-    folder, text = tmp_path_factory.mktemp("program"), PTX.encode()
-    text += b"\0" * (-len(text) % 8)
-    made = {}
-    for name, flags in (("plain", 0x11), ("packed", 0x8011)):
-        entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 64, len(text), 0, 0, 7, 8, 90, 64, 0, flags, 0, 0)
-        image = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry) + len(text)) + entry + text
-        source, made[name] = folder / f"{name}.c", folder / f"{name}.so"
-        source.write_text(PROGRAM.replace("IMAGE", ",".join(map(str, image))))
-        subprocess.run([c_compiler(), "-shared", "-fPIC", "-w", "-o", str(made[name]), str(source)], check=True)
-    return made
+    folder = tmp_path_factory.mktemp("program")
+    return {name: built(folder, name, PROGRAM, flags=flags) for name, flags in (("plain", 0x11), ("packed", 0x8011))}
 
 
 @pytest.mark.parametrize(
@@ -174,8 +179,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("exit", 3, "2 6 48, no error, 132\nfreed: 0\n"),
         ("beyond", 1, "unspecified launch failure"),
         ("copy", 1, "cudaMemcpy of 256 bytes: allocation 1 (192 bytes of cudaMalloc) ends 192 bytes behind 0x"),
-        ("graph", 1, "2 6 48, no error, 132\nfreed: 0\n"),
-        ("graph", 1, "the program calls cudaGraphUpload, which has no answer on an emulated GPU: launch the kernels"),
+        ("refused", 1, "2 6 48, no error, 132\nfreed: 0\n"),
+        ("refused", 1, "the program calls cudaIpcOpenMemHandle, which has no answer on an emulated GPU"),
         ("assert", 1, "device-side assert triggered, 710"),
         ("threads", 0, "128 384 336, no error, 132"),
         ("textures", 1, "array: 1.5 2.5 3.5 4 15 25 35 40\npitched: 2.5 3.5 2 0 25 35 20 0\n"),

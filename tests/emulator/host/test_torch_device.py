@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,8 +229,115 @@ def test_a_graph_holds_torchs_work() -> None:
         graph.replay()
         assert y.tolist() == [2 * i + 2] * 3 and part.tolist() == [2 * i + 2] * 2
     assert total.tolist() == host.tolist() == [6, 6, 6]
-    with torch.cuda.graph(graph), pytest.raises(EmulatorError, match="tolist in a CUDA graph"):
-        x.tolist()
+    with pytest.raises(RuntimeError, match="due to a previous error during capture"), torch.cuda.graph(graph):
+        with pytest.raises(
+            RuntimeError, match=r"not permitted when stream is capturing \(torch's tolist in a CUDA graph"
+        ):
+            x.tolist()
+    with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
+        graph.replay()
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    return made.cuda()
+
+
+def test_a_graph_holds_a_step_of_training() -> None:
+    """Gradients, and what layers save for them, are of the replay's batch."""
+    captured, plain = _model(), _model()
+    batches = [torch.randn(3, 4).cuda() for _ in range(3)]
+    place, graph = torch.zeros(3, 4, device="cuda"), torch.cuda.CUDAGraph()
+    steps = [torch.optim.SGD(model.parameters(), lr=0.5) for model in (captured, plain)]
+    with torch.cuda.graph(graph):
+        loss = captured(place).square().mean()
+        loss.backward()
+        steps[0].step()
+    for batch in batches:
+        place.copy_(batch)
+        graph.replay()
+        steps[1].zero_grad()
+        wanted = plain(batch).square().mean()
+        wanted.backward()
+        steps[1].step()
+        assert torch.equal(loss, wanted)
+    for one, other in zip(captured.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other) and torch.equal(one.grad, other.grad)
+
+
+def test_a_graph_of_inference_mode_and_one_of_attention() -> None:
+    """Versions of memory stay at replays; results have the form that they had at the capture."""
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        y = (x + 1).mul_(2)
+    graph.replay()
+    assert y.tolist() == [2] * 4
+    layer = torch.nn.MultiheadAttention(4, 2, batch_first=True).cuda()
+    place, batch = torch.randn(1, 3, 4).cuda(), torch.randn(1, 3, 4).cuda()
+    with torch.cuda.graph(graph):
+        out = layer(place, place, place)[0]
+        out.square().sum().backward()
+    gradients = [one.grad for one in layer.parameters()]
+    place.copy_(batch)
+    graph.replay()
+    layer.zero_grad()
+    wanted = layer(batch, batch, batch)[0]
+    wanted.square().sum().backward()
+    assert torch.equal(out, wanted)
+    for one, other in zip(gradients, layer.parameters(), strict=True):
+        assert torch.equal(one, other.grad)
+
+
+def test_graphed_callables_give_values_and_gradients() -> None:
+    captured, plain = _model(), _model()
+    graphed = torch.cuda.make_graphed_callables(captured, (torch.randn(3, 4, device="cuda", requires_grad=True),))
+    for _ in range(2):
+        one = torch.randn(3, 4, device="cuda")
+        other = one.clone().requires_grad_()
+        one.requires_grad_()
+        for model, x, function in ((captured, one, graphed), (plain, other, plain)):
+            model.zero_grad()
+            function(x).square().sum().backward()
+        assert torch.equal(one.grad, other.grad)
+        assert all(torch.equal(x.grad, y.grad) for x, y in zip(captured.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_graph_draws_other_numbers_at_each_replay() -> None:
+    x, graph = torch.ones(64, device="cuda", requires_grad=True), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.nn.functional.dropout(x, 0.5)
+        y.sum().backward()
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(y.detach().clone())
+        assert torch.equal(x.grad, seen[-1])  # the mask of this replay
+    assert not torch.equal(*seen)
+
+
+def test_streams_of_a_capture_fork_and_join() -> None:
+    x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
+    for joins in (True, False):
+        graph, whole = torch.cuda.CUDAGraph(), torch.cuda.graph
+        done = pytest.raises(RuntimeError, match="unjoined work") if not joins else nullcontext()
+        with done, whole(graph, stream=torch.cuda.Stream()):
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                assert torch.cuda.is_current_stream_capturing()
+                x += 1
+            if joins:
+                torch.cuda.current_stream().wait_stream(side)
+            assert main.is_capturing()
+    assert not x.any() and not torch.cuda.is_current_stream_capturing()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), torch.cuda.stream(torch.cuda.default_stream()):
+        x += 1  # not of the capture: torch's streams do not wait for the default stream
+    assert x.tolist() == [1] * 4
+    for wrong in (torch.cuda.synchronize, lambda: torch.cuda.current_stream().synchronize()):
+        with pytest.raises(RuntimeError, match="previous error during capture"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match="not permitted when"):
+                wrong()
 
 
 def test_the_accelerator_is_the_gpu() -> None:

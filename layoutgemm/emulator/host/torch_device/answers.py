@@ -20,7 +20,9 @@ from .streams import (
     HostStreamContext,
     current_stream,
     graph,
+    is_capturing,
     set_stream,
+    wait_for_all,
 )
 
 if TYPE_CHECKING:
@@ -103,9 +105,13 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
 
         return answer
 
+    def synchronize(device: object = None) -> None:
+        existing(device)
+        wait_for_all()
+
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
-        "is_initialized": lambda: True, "set_device": of_existing(None), "synchronize": of_existing(None),
+        "is_initialized": lambda: True, "set_device": of_existing(None), "synchronize": synchronize,
         "_lazy_init": lambda: None,
         "graph_pool_handle": always((0, 0)), "can_device_access_peer": always(True), "device": HostDevice,
         "device_of": lambda tensor: HostDevice(),
@@ -117,8 +123,7 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
         "StreamContext": HostStreamContext, "ipc_collect": lambda: None, "_sleep": lambda cycles: None,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": always(None),
         "CUDAGraph": HostGraph, "graph": graph,
-        "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
-        "make_graphed_callables": refused("torch.cuda.make_graphed_callables", "capture with torch.cuda.graph"),
+        "is_current_stream_capturing": is_capturing,
         "cudart": lambda: _RUNTIME,
         **{name: refused(f"torch.cuda.{name}", f"it has no {what}") for name, what in _LACKS.items()},
         **use.answers(device.memory), **numbers.answers(),
