@@ -119,6 +119,19 @@ def test_a_compiled_class_stays_a_class() -> None:
     assert torch.compile(Halved) is Halved
 
 
+def test_wrappers_of_kernels_get_the_current_stream_from_torchs_module_in_c() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+    assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream != stream.cuda_stream
+
+
+def test_a_pool_of_memory_is_a_class_and_refused() -> None:
+    assert not isinstance(None, torch.cuda.MemPool)  # torch's compiler asks it of each value
+    with pytest.raises(EmulatorError, match=r"MemPool on an emulated GPU: it has no memory pools"):
+        torch.cuda.MemPool()
+
+
 def test_torch_compile_traces_a_whole_function() -> None:
     product = torch.compile(lambda x: torch.relu(x @ x.T).cuda().to("cuda") + 1, backend="eager", fullgraph=True)
     found = product(torch.full((2, 3), 0.5, device="cuda"))

@@ -124,16 +124,30 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": always(None),
         "CUDAGraph": HostGraph, "graph": graph,
         "is_current_stream_capturing": is_capturing,
-        "cudart": lambda: _RUNTIME,
+        "cudart": lambda: _RUNTIME, "MemPool": NoPool,
         **{name: refused(f"torch.cuda.{name}", f"it has no {what}") for name, what in _LACKS.items()},
         **use.answers(device.memory), **numbers.answers(),
     }  # fmt: skip
 
 
+def c_answers() -> Answers:
+    """Answers of torch._C. Only a build for CUDA has these functions, and they ask the driver."""
+    return {
+        "_cuda_getCurrentRawStream": lambda device: current_stream().cuda_stream,  # by Triton, and wrappers of kernels
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,  # by torch.compile, mode="reduce-overhead"
+    }
+
+
 _LACKS = {
     "utilization": "counters", "clock_rate": "clock", "temperature": "sensors", "power_draw": "sensors",
-    "memory_usage": "counters", "current_blas_handle": "cuBLAS: call torch's products", "MemPool": "memory pools",
+    "memory_usage": "counters", "current_blas_handle": "cuBLAS: call torch's products",
 }  # fmt: skip
+
+
+class NoPool:
+    """torch.cuda.MemPool: a class, as torch.compile asks whether values are of it."""
+
+    __init__ = refused("torch.cuda.MemPool", "it has no memory pools")
 
 
 def _status(*args: object, **kwargs: object) -> int:

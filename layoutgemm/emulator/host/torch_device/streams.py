@@ -272,9 +272,13 @@ class HostGraph:
 
 @contextmanager
 def graph(
-    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, capture_error_mode: str = "global"
-) -> Iterator[None]:
-    """torch.cuda.graph: capture what is done within. By default on a stream of its own."""
+    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, capture_error_mode: str = "global",
+    enable_annotations: bool = False, check_input_liveness: bool = False,
+) -> Iterator[None]:  # fmt: skip
+    """torch.cuda.graph: capture what is done within. By default on a stream of its own.
+
+    No profiler reads annotations here. The graph holds the tensors that it reads, so that all are live.
+    """
     with HostStreamContext(stream or HostStream()):
         cuda_graph.capture_begin(capture_error_mode=capture_error_mode)
         try:

@@ -25,7 +25,7 @@ from ...turns import OwnStack
 from ..arguments import Place, bytes_at
 from ..devices import CUDA
 from ..graphs.graph import NodeKind
-from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
+from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
 from .products import PRODUCTS, product, tensors_in
@@ -98,17 +98,13 @@ def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]
         for owner, answers in (
             (torch.cuda, cuda_answers(device, _USE, _NUMBERS[-1])), (torch.cuda.profiler, profiler_answers()),
             (torch.cuda.graphs, {"graph_pool_handle": lambda: (0, 0)}),  # asked by torch.cuda.make_graphed_callables
-            (torch.accelerator, accelerator_answers(torch)),
+            (torch.accelerator, accelerator_answers(torch)), (torch._C, c_answers()),
         ):  # fmt: skip
             for name, value in answers.items():
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "get_device_module", _device_module(torch)))
         stack.enter_context(mock.patch.object(torch, "load", _load(torch)))
         stack.enter_context(mock.patch.object(torch, "compile", _compile(torch, stack, device, note)))
-        # Asked by torch.compile, mode="reduce-overhead", where torch is built for the CPU.
-        stack.enter_context(
-            mock.patch.object(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True, create=True)
-        )
         for name, value in _autocast(torch.autocast).items():
             stack.enter_context(mock.patch.object(torch.autocast, name, value))
         stack.enter_context(mock.patch.object(threading.Thread, "start", _start(threading.Thread.start)))
