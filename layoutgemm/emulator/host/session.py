@@ -445,7 +445,7 @@ def run_script(
 
     runner  calls the script: by default once
 
-    Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
+    Raises EmulatorError where the file or the module is not there, PlanError for an architecture that is not known.
     """
     from unittest import mock
 
@@ -453,6 +453,11 @@ def run_script(
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None
     first = path.resolve().parent if isinstance(path, Path) else Path.cwd()
+    if isinstance(path, str):
+        with mock.patch.object(sys, "path", [str(first), *sys.path]):  # looks for the package, and imports nothing
+            package = path.partition(".")[0]
+            if package not in sys.modules and (not package or find_spec(package) is None):
+                raise EmulatorError(f"-m {path}: no such module")
     with ExitStack() as stack:
         program: Path | None = None
         if isinstance(path, Path) and path.suffix in PROGRAMS:

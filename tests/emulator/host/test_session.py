@@ -250,6 +250,8 @@ def test_the_exit_status_tells_findings_from_failures(script: str, capfd: pytest
         (["--grid", "2", script], "--grid describes a launch of PTX"),
         (["--arch", "sm_9", script], "no architecture 'sm_9'"),
         (["nowhere.py"], "nowhere.py: no such script"),
+        (["-m", "nowhere.py"], "-m nowhere.py: no such module"),
+        (["-m", ""], "-m : no such module"),
         (["--arch", "sm_100a"], "a PTX file, a script, or -m MODULE: none is given"),
         (["--grid", "2", "-m", "pytest"], "--grid describes a launch of PTX, and pytest makes its own"),
     ):
