@@ -216,7 +216,7 @@ def _scaled_config(
 
 
 def _with_places(call: ComposedCall, config: Sm90Config) -> Sm90Config:
-    """The configuration of a product in place as that of a call with its order, its triangles and its rows."""
+    """A plain product's configuration, adapted to a call's order and rows."""
     parts = call.parts
     if parts.order is None and parts.triangles is None and not PLACED & set(parts.own):
         return config
