@@ -293,13 +293,13 @@ def own_plan(
         measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, groups, gate, epilogue)
         if (found := tuned_store.fitting(measured, derive)) is not None:
             return derive(found), tuned_store.MEASURED, finish
-    if groups is None and config is None:
+    if groups is not None:
+        config, why = chosen(sizes, types, groups, index, config, derive, epilogue.columns, gate)
+    elif config is None:
         config, why = gated_choice(sizes, types, str(gate), index, None, lambda config: derive(whole(config)))
         config = whole(config)
-    elif groups is None and config is not None:
-        why = "given by the caller"
     else:
-        config, why = chosen(sizes, types, groups, index, config, derive, epilogue.columns, gate)
+        why = "given by the caller"
     return derive(config), why, finish
 
 
