@@ -192,6 +192,8 @@ def _drawn(args: argparse.Namespace, launches: Sequence[LaunchResult]) -> None:
         found[0].svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
         if not args.json:
             print(f"written to {args.svg}")
+    elif args.svg is not None and not args.json:
+        print(f"nothing is drawn to {args.svg}: there was no launch")
     if args.timeline == "" and not args.json:
         print("\n".join(timeline.text() for timeline in found))
 
@@ -201,7 +203,7 @@ _OF_PTX: dict[str, Any] = {
 }  # fmt: skip
 
 
-_OF_SCRIPTS: dict[str, Any] = {"arch": "sm_90a", "ranks": 1}
+_OF_SCRIPTS: dict[str, object] = {"arch": "sm_90a", "ranks": 1}
 
 
 def _script(args: argparse.Namespace) -> int:

@@ -463,7 +463,7 @@ def _python_of(cell: str) -> str:
 
 
 def _ends_statement(text: str) -> bool:
-    """True unless the next line goes on with a string, a bracket or a backslash of this text."""
+    """True unless this text leaves a string, a bracket or a line open."""
     if text.endswith("\\"):
         return False
     try:

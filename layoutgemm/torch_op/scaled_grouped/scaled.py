@@ -422,7 +422,10 @@ def gated_choice(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None,
     derive: Callable[[Sm90Config], object],
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a gated product whose sums stay in the tensor core, and why; `derive` as in `chosen`."""
+    """The configuration of a gated product whose sums stay in the tensor core, and why.
+
+    derive  as `chosen` takes it
+    """
     if config is not None:
         return config, "given by the caller"
     found = tuned_store.fitting(tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, None, gate)), derive)
