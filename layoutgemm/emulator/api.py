@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch import ArchName
-from ..arguments import as_int, checked, refusal, shown
+from ..arguments import as_int, checked, refusal, settle, shown
 from ..atoms.tma.im2col import Im2colMap
-from ..atoms.tma.rules import TensorMap
+from ..atoms.tma.rules import L2_PROMOTION, MODES, OOB_FILL, TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
 from .findings import EDGE, LINT, Counts, Finding, joined
@@ -469,6 +469,12 @@ class TensorMapOf:
     l2_promotion: str = "none"
     oob_fill: str = "zeros"
 
+    def __post_init__(self) -> None:
+        settle(self, EmulatorError)
+        for name, known in (("swizzle", MODES), ("l2_promotion", L2_PROMOTION), ("oob_fill", OOB_FILL)):
+            if (given := getattr(self, name)) not in known:
+                raise EmulatorError(f"{name} of TensorMapOf is {shown(given)}: one of {', '.join(map(repr, known))}")
+
     def tensor_map(self, array: Array) -> TensorMap:
         """The map. Raises EmulatorError for an array whose last axis is not contiguous."""
         if array.shape[-1] > 1 and array.strides[-1] != 1:
@@ -696,6 +702,8 @@ def _content(parameter: Parameter, value: Any, arrays: ArgumentMemory) -> bytes:
         for member, part in value.parameters(parameter):
             whole[member.offset : member.offset + member.size] = _content(member, part, arrays)
         return bytes(whole)
+    if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) and array is None:
+        raise EmulatorError(refusal(value.array, f"array of {type(value).__name__}, {parameter.name},", "an array"))
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
         if size not in (BYTES, 8):

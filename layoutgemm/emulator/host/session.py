@@ -6,6 +6,7 @@ calls of compiled functions and of `@cute.jit` functions. Code inside is not cha
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import runpy
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import tokenize
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -445,10 +447,49 @@ class ScriptRun:
 
 
 def notebook_code(path: Path) -> str:
-    """The code cells of a notebook as a script, without shell and magic commands."""
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    lines = [line for cell in cells for line in [*"".join(cell["source"]).splitlines(), ""]]
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+    """The code cells of a notebook as a script, without shell and magic commands.
+
+    Raises EmulatorError for a file that is no notebook.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, TypeError, KeyError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise EmulatorError(f"{path} is no notebook of Jupyter's format 4: {said}") from error
+    return "\n\n".join(_python_of(source) for source in sources)
+
+
+_OF_PYTHON = ("time", "timeit", "capture", "prun", "python", "python3")  # %%-commands whose cells are Python
+
+
+def _python_of(cell: str) -> str:
+    """A cell's Python. A command becomes `pass`, %time its statement; the cell of %%bash and its like is empty."""
+    lines = cell.splitlines()
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    if lines and lines[first].startswith("%%"):
+        if lines[first][2:].partition(" ")[0] not in _OF_PYTHON:
+            return ""
+        lines[first] = ""
+    for number, line in enumerate(lines):
+        bare = line.lstrip()
+        if bare.startswith(("%", "!")) and _ends_statement("\n".join(lines[:number])):
+            timed = bare.removeprefix("%time ") if bare.startswith("%time ") else ""
+            lines[number] = f"{line[: len(line) - len(bare)]}{timed.strip() or 'pass'}"
+    return "\n".join(lines)
+
+
+def _ends_statement(text: str) -> bool:
+    """True unless this text leaves a string, a bracket or a line open."""
+    if text.endswith("\\"):
+        return False
+    try:
+        list(tokenize.generate_tokens(io.StringIO(f"{text}\n").readline))
+    except tokenize.TokenError as error:
+        return "EOF in multi-line" not in str(error) and "unterminated triple-quoted" not in str(error)
+    except SyntaxError:  # the script will say it
+        return True
+    return True
 
 
 def run_script(
@@ -462,7 +503,7 @@ def run_script(
 
     runner  calls the script: by default once
 
-    Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
+    Raises EmulatorError where the file or the module is not there, PlanError for an architecture that is not known.
     """
     from unittest import mock
 
@@ -470,6 +511,11 @@ def run_script(
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None
     first = path.resolve().parent if isinstance(path, Path) else Path.cwd()
+    if isinstance(path, str):
+        with mock.patch.object(sys, "path", [str(first), *sys.path]):  # looks for the package, and imports nothing
+            package = path.partition(".")[0]
+            if package not in sys.modules and (not package or find_spec(package) is None):
+                raise EmulatorError(f"-m {path}: no such module")
     with ExitStack() as stack:
         program: Path | None = None
         if isinstance(path, Path) and path.suffix in PROGRAMS:
@@ -482,7 +528,7 @@ def run_script(
         if isinstance(path, Path) and path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
             code = Path(folder) / f"{path.stem}.py"
-            code.write_text(notebook_code(path))
+            code.write_text(notebook_code(path), encoding="utf-8")
 
         def script() -> None:
             if program is not None:

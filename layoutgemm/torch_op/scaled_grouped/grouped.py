@@ -19,8 +19,8 @@ first form's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -29,7 +29,7 @@ import torch
 
 from ...arguments import as_int
 from ...dtypes import dtype
-from ...errors import LayoutError, OperandError, TensorError
+from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
@@ -44,7 +44,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
     k_blocks_config,
     usual_config,
 )
-from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
 from ..checks import check_activation, check_alike, stored_as
@@ -518,17 +518,19 @@ def plan_of(
     sizes = m, n, k, call.experts
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span)
+
     if config is None and (own or how is not None or indexed is not None):
         of_parts = scales, call.form, gate, epilogue, indexed
         measured = tuned_store.lookup_with_parts(gpu(a.get_device())[1], sizes, types, *of_parts)
-        if measured is not None:
-            with suppress(LayoutError):  # a result that does not fit is passed over
-                made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
-                return made, tuned_store.MEASURED
+        if (found := tuned_store.fitting(measured, derive)) is not None:
+            return derive(found), tuned_store.MEASURED
     plain = not (epilogue or masked or gate is not None or indexed is not None)
     given = batch_config(config)
-    config, why = chosen(sizes, types, scales, a.get_device(), given, masked, gate, epilogue.columns, plain)
-    return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
+    config, why = chosen(sizes, types, scales, a.get_device(), given, derive, masked, gate, epilogue.columns, plain)
+    return derive(config), why
 
 
 def mma_product(
@@ -602,15 +604,16 @@ def _plan_along_k(
     scales = types_and_scales(call, a, b, finish)[1]
     groups = AlongK.of(call.experts, INTS[offsets.dtype], ends, DEPTH if blocks else 1)
     name, why = gpu(a.get_device())[1], "given by the caller"
-    measured = (
-        tuned_store.lookup_with_parts(name, sizes, types, scales, ALONG_K, epilogue) if own and config is None else None
-    )
-    if measured is not None:
-        with suppress(LayoutError):  # a result that does not fit is passed over
-            return derived(sizes, types, scales, measured.config, groups, epilogue), tuned_store.MEASURED
-    found = tuned_store.lookup(name, sizes, *ragged_name(types, scales, None, ALONG_K))
-    if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
-        config, why = found.config, tuned_store.MEASURED
+
+    def derive(config: GroupsConfig) -> GroupsPlan:
+        return derived(sizes, types, scales, config, groups, epilogue)
+
+    if config is None:
+        of_parts = tuned_store.lookup_with_parts(name, sizes, types, scales, ALONG_K, epilogue) if own else None
+        of_sizes = tuned_store.lookup(name, sizes, *ragged_name(types, scales, None, ALONG_K))
+        fits = [tuned_store.fitting(found, derive) for found in (of_parts, of_sizes)]
+        config = next((found for found in fits if found is not None and found.tile[1] % epilogue.columns == 0), None)
+        why = tuned_store.MEASURED if config is not None else why
     if config is None:
         places, c, columns = gpu(a.get_device())[0], types[2], epilogue.columns
         config = (
@@ -621,7 +624,7 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    return derived(sizes, types, scales, config, groups, epilogue), why
+    return derive(config), why
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
@@ -632,13 +635,14 @@ def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
-    plain: bool = False,
+    config: Sm90Config | None, derive: Callable[[Sm90Config], object], masked: bool = False,
+    gate: str | Combined | None = None, columns: int = 1, plain: bool = False,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why. It is the caller's, the measured one, or the default for its
     rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
+    derive   makes the plan of a configuration; a measured one without a plan is passed over
     gate     the function of a gate, or of products with several matrices; or None
     columns  a CTA stores a multiple of this many columns of C
     plain    nothing but the product of rows in order is stored
@@ -657,7 +661,9 @@ def chosen(
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
         shifts = plain and found.config.tuning.shift_last_tile  # of the product that was measured
-        return found.config.tuned(shift_last_tile=shifts), tuned_store.MEASURED
+        of_call = replace(found, config=found.config.tuned(shift_last_tile=shifts))
+        if (fits := tuned_store.fitting(of_call, derive)) is not None:
+            return fits, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
         taken = rows * sizes[3], *sizes[1:]

@@ -9,20 +9,19 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ...errors import LayoutError, OperandError
+from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.operands.gated import HALVES
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.plan import Sm90Config
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
@@ -283,21 +282,25 @@ def own_plan(
     if by_mma(index, config):
         of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate)
         return *mma_plan(of, index, config), finish
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span)
+
+    def whole(config: Sm90Config) -> Sm90Config:
+        return whole_columns(config, HALVES * epilogue.columns)
+
     if config is None:
-        of_parts = groups, gate, epilogue
-        measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, *of_parts)
-        if measured is not None:
-            with suppress(LayoutError):  # a result that does not fit is passed over
-                found = derived(sizes, types, groups, measured.config, None, finish.epilogue, gate, span=call.span)
-                return found, tuned_store.MEASURED, finish
-    if groups is None and config is None:
-        config, why = gated_choice(sizes, types, str(gate), index, None)
-        config = whole_columns(config, HALVES * epilogue.columns)
-    elif groups is None:
-        why = "given by the caller"
+        measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, groups, gate, epilogue)
+        if (found := tuned_store.fitting(measured, derive)) is not None:
+            return derive(found), tuned_store.MEASURED, finish
+    if groups is not None:
+        config, why = chosen(sizes, types, groups, index, config, derive, epilogue.columns, gate)
+    elif config is None:
+        config, why = gated_choice(sizes, types, str(gate), index, None, lambda config: derive(whole(config)))
+        config = whole(config)
     else:
-        config, why = chosen(sizes, types, groups, index, config, epilogue.columns, gate)
-    return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span), why, finish
+        why = "given by the caller"
+    return derive(config), why, finish
 
 
 def _own_plan(

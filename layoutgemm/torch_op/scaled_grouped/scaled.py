@@ -12,7 +12,7 @@ of two places; scales and bias that an epilogue applies come before the gate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -400,39 +400,46 @@ def plan_of(
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    index = a.get_device()
+    index, epilogue = a.get_device(), epilogue_for(call, finish)
     if by_mma(index, config):
-        epilogue = epilogue_for(call, finish) or None
-        return mma_plan(MmaProduct(sizes, types, None, groups, epilogue, finish.gate), index, config)
+        return mma_plan(MmaProduct(sizes, types, None, groups, epilogue or None, finish.gate), index, config)
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        return derived(sizes, types, groups, config, None, epilogue, finish.gate, span=call.span)
+
     if config is None and finish.gate is not None and call.quantizes:
         config = quantized_gate_config(*sizes)
         why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"
     elif groups is None:
-        config, why = gated_choice(sizes, types, str(finish.gate), index, config)
+        config, why = gated_choice(sizes, types, str(finish.gate), index, config, derive)
     else:
         columns = BLOCK_OF_C if call.quantizes else 1
-        config, why = chosen(sizes, types, groups, index, config, columns, finish.gate)
-    return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate, span=call.span), why
+        config, why = chosen(sizes, types, groups, index, config, derive, columns, finish.gate)
+    return derive(config), why
 
 
 def gated_choice(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None
-) -> tuple[Sm90Config, str]:
-    """The configuration of a gated product whose sums stay in the tensor core, and why."""
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None,
+    derive: Callable[[Sm90Config], object],
+) -> tuple[Sm90Config, str]:  # fmt: skip
+    """The configuration of a gated product whose sums stay in the tensor core, and why.
+
+    derive  as `chosen` takes it
+    """
     if config is not None:
         return config, "given by the caller"
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, None, gate))
-    return (
-        (found.config, tuned_store.MEASURED) if found is not None else gated_config(sizes, types, gate, gpu(index)[0])
-    )
+    found = tuned_store.fitting(tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, None, gate)), derive)
+    return (found, tuned_store.MEASURED) if found is not None else gated_config(sizes, types, gate, gpu(index)[0])
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1, gate: str | Combined | None = None,
+    config: Sm90Config | None, derive: Callable[[Sm90Config], object], columns: int = 1,
+    gate: str | Combined | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why. The caller's, the measured one, or the estimate.
 
+    derive   makes the plan of a configuration; a measured one without a plan is passed over
     columns  a CTA stores a multiple of this many columns of C
     gate     the function of a gate, or of products with several matrices; or None
     """
@@ -443,9 +450,10 @@ def chosen(
     if isinstance(gate, Combined):  # its measured ones are kept with the parts of the call
         sums = gate.matrices
     else:
-        found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
-    if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
-        return found.config, tuned_store.MEASURED
+        measured = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
+        found = tuned_store.fitting(measured, derive)
+    if found is not None and found.tile[1] // found.split // sums % columns == 0:
+        return found, tuned_store.MEASURED
     m, n, k, batch = sizes
     each = read_each_column(groups, n, 1 if apart else sums)
     config = scaled_config(

@@ -33,6 +33,7 @@ from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
 from ..compiled.traced import named, refuse
 from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
+from ..operators import operator_of
 from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
@@ -41,6 +42,7 @@ Steps = list[Tensors]  # of each launch its tensors
 # The recipes of a and b, the result's type or None, and whether b holds the transpose of what is multiplied.
 Asked = tuple[object, object, "torch.dtype | None", bool]
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -137,7 +139,7 @@ def _checked(
     """The product with all checks, in a form that compilers and subclasses of tensors take."""
     a, b, names = _of_checked(a, b, bias, recipe_a, recipe_b)
     rows = a.flatten(0, -2) if b.ndim == 2 else a
-    value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, names, a.dtype if out_dtype is None else out_dtype, True)
+    value = _differentiable(rows, b.mT, bias, names, a.dtype if out_dtype is None else out_dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 
@@ -211,6 +213,34 @@ class _Fp8Product(torch.autograd.Function):
         grad, wants = dense(grad), ctx.needs_input_grad
         made = _gradients(left, right, grad, wants, _BackwardFacts(ctx.recipes, of_left, of_right, ctx.by_columns))
         return *made, _bias_gradient(grad, of_bias) if wants[2] else None, None, None, None
+
+
+def _differentiable(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, recipes: Recipes, kind: torch.dtype, fast: bool
+) -> torch.Tensor:
+    """The product with gradients. An exporter, which drops those of a Function, records an operator that has them."""
+    if is_exporting():
+        made: torch.Tensor = torch.ops.layoutgemm.fp8_product(left, right, bias, *recipes, kind, fast)
+        return made
+    value: torch.Tensor = _Fp8Product.apply(left, right, bias, recipes, kind, fast)
+    return value
+
+
+def _product_call(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
+    kind: torch.dtype, fast: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Recipes, torch.dtype, bool]:  # fmt: skip
+    return left, right, bias, Recipes(recipe_a, recipe_b), kind, fast
+
+
+operator_of(
+    "fp8_product",
+    _product_call,
+    lambda left, right, bias, recipes, kind, fast: _product(left, right, recipes, kind, bias, fast),
+    lambda left, right, bias, recipes, kind, fast: left.new_empty((*left.shape[:-1], right.shape[-2]), dtype=kind),
+    recorded=lambda *call: _Fp8Product.apply(*call),
+    function="fp8_matmul",
+)
 
 
 class _BackwardFacts(NamedTuple):
@@ -339,8 +369,7 @@ def _bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 
 def _recorded(left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype) -> torch.Tensor:
     """A product of a derivative, which autograd records."""
-    value: torch.Tensor = _Fp8Product.apply(left, right, None, recipes, kind, False)
-    return value
+    return _differentiable(left, right, None, recipes, kind, False)
 
 
 def _lines(recipes: Recipes) -> Recipes:

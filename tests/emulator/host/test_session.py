@@ -22,6 +22,7 @@ from layoutgemm.emulator.host.arguments import array_at
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.emulator.host.graphs.statuses import CudaStatusError
+from layoutgemm.emulator.host.session import notebook_code
 from layoutgemm.errors import EmulatorError, PlanError
 from tests import needs
 
@@ -251,6 +252,8 @@ def test_the_exit_status_tells_findings_from_failures(script: str, capfd: pytest
         (["--grid", "2", script], "--grid describes a launch of PTX"),
         (["--arch", "sm_9", script], "no architecture 'sm_9'"),
         (["nowhere.py"], "nowhere.py: no such script"),
+        (["-m", "nowhere.py"], "-m nowhere.py: no such module"),
+        (["-m", ""], "-m : no such module"),
         (["--arch", "sm_100a"], "a PTX file, a script, or -m MODULE: none is given"),
         (["--grid", "2", "-m", "pytest"], "--grid describes a launch of PTX, and pytest makes its own"),
     ):
@@ -387,6 +390,28 @@ def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: py
     (tmp_path / "table.ipynb").write_text(json.dumps({"cells": cells}))
     assert main(["emulate", str(tmp_path / "table.ipynb")]) == 0, capfd.readouterr().err
     assert "3 launch(es), nothing found" in capfd.readouterr().out
+
+
+CELLS = [
+    "%matplotlib inline\nif True:\n    !nvidia-smi\n", "x = (7\n    % 4)\ny = 9 \\\n  % 5",
+    '"""\n%r1\n"""\nz = """\n!a\n%b\n"""',
+    "%%bash\necho hi", "\n%%time\nw = 1", "# (\n%time w += 1",
+]  # fmt: skip
+
+
+def test_a_notebook_without_its_commands(tmp_path: Path) -> None:
+    """Lines of Python that begin with % or ! stay: they go on with a bracket, a string or a backslash."""
+    path, found = tmp_path / "n.ipynb", {}
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in CELLS]}))
+    exec(notebook_code(path), found)
+    assert {name: found[name] for name in "xyzw"} == {"x": 3, "y": 4, "z": "\n!a\n%b\n", "w": 2}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": 3}', '{"worksheets": []}', '{"cells": [{"cell_type": "code"}]}'])
+def test_what_is_no_notebook_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n.ipynb").write_text(text)
+    with pytest.raises(EmulatorError, match=r"n\.ipynb is no notebook"):
+        notebook_code(tmp_path / "n.ipynb")
 
 
 def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
