@@ -98,8 +98,6 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "shards"): "the kernel takes the tiles shard by shard" for part in (
         "symmetric order", "order of some tiles", "order with words", "other orders",
     )},
-    ("second pair", "triangular operands"): _SAME_K,
-    ("prologue", "triangular operands"): _SAME_K,
     ("groups of rows", "triangular operands"): "groups begin at any row, and a diagonal at the first",
     ("masked groups", "triangular operands"): _SAME_K,
     ("groups along K", "triangular operands"): "K tiles are counted from a group's end",

@@ -99,7 +99,8 @@ def _run(
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
-        plan.triangles.check(a, np.asarray(b))
+        left, said = (a, "a") if plan.prologue is None else (plan.prologue.reference(a, given), "f(a)")
+        plan.triangles.check(left, np.asarray(b), said)
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and "word" in plan.parameters.values():
         return run_by_name(plan, a, b, given or {}, out, copy, device)
     if given:

@@ -117,7 +117,7 @@ def in_order(values: Operands, through: Sequence[str], rows: torch.Tensor) -> Op
 
 def takes_rows(parts: Parts) -> bool:
     """True if two pairs with these parts take any number of dimensions before M."""
-    alone = parts.order is None and parts.prologue is None and parts.epilogue is None
+    alone = parts.order is None and parts.prologue is None and parts.epilogue is None and parts.triangles is None
     return alone and not PLACED & set(parts.own)
 
 
@@ -162,7 +162,7 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and {OUT_ROWS, ADD_ROWS} & set(parts.own) and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows, through)
-    if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
+    if not call.plain_pairs:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
