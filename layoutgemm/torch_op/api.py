@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
-from ..arguments import unknown_argument
+from ..arguments import sees_unknown, unknown_argument
 from ..dtypes import f32
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
@@ -56,7 +56,7 @@ from .checks import (
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
-from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
+from .compiled.traced import check_compiled, check_compiled_gemm, refuse, refuse_unknown, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
@@ -110,10 +110,14 @@ def repeated_first(
 
     def decorated(product: F) -> F:
         names = inspect.signature(product).parameters.keys()
+        known_names = frozenset(names)  # which a trace reads
 
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
+                for name in options:
+                    if name not in known_names:
+                        refuse_unknown(product, tuple(options))
                 return product(*tensors, **options)
             if not options and (last := counts.get(len(tensors))):
                 try:
@@ -753,6 +757,7 @@ def _longer(
     return (*key, into, over, activation)
 
 
+@sees_unknown
 def gemm(
     alpha: float | torch.Tensor,
     a: torch.Tensor,
@@ -763,6 +768,7 @@ def gemm(
     out: torch.Tensor | None = None,
     config: Config | None = None,
     allow_tf32: bool | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """alpha * (a @ b) + beta * c, in float32, rounded once.
 
@@ -778,6 +784,8 @@ def gemm(
     >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
+    if unknown:
+        refuse_unknown(gemm, tuple(unknown))
 
     def make() -> torch.Tensor:
         in_place = False

@@ -41,7 +41,7 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.api import beside_sums, takes_placed_rows
+from .scaled_grouped.api import applies_function, beside_sums, takes_placed_rows
 from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales
 from .scaled_grouped.explain import (
     explain_block_scaled,
@@ -185,10 +185,12 @@ def _scaled_parts(
     if options["out_recipe"] is not None:
         raise OperandError(NO_OUT_RECIPE)
     recipes, fast = (options["recipe_a"], options["recipe_b"]), fast_accum(options["use_fast_accum"])
-    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast)
+    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast, computes=False)
     result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
     made = composed_arguments(of, asked, own, given, result)
     told = explain_composed(*made)
+    if asked.prologue is not None and made.asked.prologue is None:
+        told = replace(told, kernel=f"torch computes a's function, then {told.kernel}")
     scale_b = made.own.get(SCALES[1], made.given.get(SCALES[1]))
     if asked.combine is None or not isinstance(scale_b, torch.Tensor) or not is_copied(scale_b, options[SCALES[1]]):
         return told
@@ -203,8 +205,9 @@ def _in_steps(
     prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
     if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
         behind = _ADDED if add_rows is not None else ""
+        if behind or takes_placed_rows(options):
+            check_lines(a, {**options, "rows": rows, "add_rows": add_rows, "epilogue": functions["epilogue"]})
         if add_rows is None and takes_placed_rows(options):
-            check_lines(a, {**options, "rows": rows})
             behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}
         if behind:
             told = explain_matmul(a, b, **{**options, "out": None}, **functions, rows=rows)
@@ -214,7 +217,7 @@ def _in_steps(
         if several or (steps is None and given is None):
             return None
         return explain_grouped_epilogue(*grouped_call(a, b, rows, options), steps, given)
-    if not (several or steps is not None or options["scale_a"] is not None):
+    if not applies_function(several, steps, options):
         return None
     if not isinstance(prologue, Prologue):
         raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")

@@ -44,6 +44,7 @@ RECIPES = {
 }
 
 
+HALVED = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
 FEW = ("rows", "1x128, 128x128")
 
 
@@ -110,10 +111,16 @@ def test_skipped_k_tiles_have_no_scales() -> None:
 
 
 def test_a_function_of_8_bits_precedes_the_scales() -> None:
-    on, (sa, sb) = operands(), RECIPES["rows"]()
-    halved = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
-    found = scaled_matmul(on.a, sa, on.b, sb, prologue=halved, given={"w": on.of_k}, out_dtype=F32)
-    assert torch.equal(found, scaled_matmul((on.a.float() * on.of_k).to(E4M3), sa, on.b, sb, out_dtype=F32))
+    on = operands()
+    for recipe in ("rows", "1x128, 128x128"):  # by the kernel, and by torch
+        sa, sb = RECIPES[recipe]()
+        found = scaled_matmul(on.a, sa, on.b, sb, prologue=HALVED, given={"w": on.of_k}, out_dtype=F32)
+        full = scaled_matmul((on.a.float() * on.of_k).to(E4M3), sa, on.b, sb, out_dtype=F32)
+        assert torch.equal(found, full)
+        asked = {"prologue": HALVED, "given": {"w": on.of_k}, "rows": on.rows}
+        assert torch.equal(scaled_matmul(on.a, sa, on.b, sb, **asked, out_dtype=F32), full[on.rows])
+        told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, **asked)
+        assert told.kernel.startswith("torch computes a's function, then ") == (recipe != "rows")
 
 
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -141,10 +148,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rows", {"row_weights": torch.ones(M)}, "row_weights: the rows of a product with rows="),
     ("rows", {"order": "lower", "out_recipe": "BlockWise1x128"}, "out_recipe: not beside rows"),
     ("1x128, 1x128", {"rows": torch.zeros(2).long(), "copy_rows": False}, "copy_rows: False, .* scales of blocks are"),
+    ("1x128, 1x128", {"prologue": HALVED}, "the prologue reads w: w is missing"),
+    ("1x128, 1x128", {"prologue": HALVED, "given": {"w": torch.ones(3)}}, "w is torch.float32 of shape .3.: it takes"),
+    ("1x128, 1x128", {"prologue": "relu"}, "prologue is a str: a Prologue"),
     (
         "1x128, 1x128",
-        {"prologue": Prologue.of(lambda x, i, k, ops: -x)},
-        "prologue and scales of blocks: .*quantize.f.a",
+        {"prologue": Prologue.of(lambda x, i, k, ops: x * ops.float(i)), "rows": torch.zeros(2).long()},
+        "rows and prologue: the function reads i",
     ),
 ]
 

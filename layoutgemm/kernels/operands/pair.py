@@ -9,9 +9,10 @@ The loop over K runs over the K tiles of the first pair, and then over those of 
     0 .. T - 1           A and B           t * depth
     T .. T + T2 - 1      A2 and B2         (t - T) * depth
 
-T and T2 are the K tiles of the pairs. Triangular operands are the first pair's: T is then the number of a tile of C,
-and its coordinates begin behind the skipped K tiles. Both pairs have the same copies, with tensor maps of their own. Each map ends
-with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
+T and T2 are the K tiles of the pairs. Triangular operands are of the first pair. T is then the number of a tile of C,
+and its coordinates begin behind the skipped K tiles. Both pairs have the same copies, with tensor maps of their own.
+Each map ends with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A
+and B.
 
 Several matrices B are numbered through: of two, A multiplies B and B1, and A2 multiplies B2 and B3. A kernel has eight
 tensor maps: two matrices B take six, and C leaves in chunks of two widths. Three take eight, and need store="direct".

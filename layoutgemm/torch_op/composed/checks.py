@@ -41,7 +41,7 @@ from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
 from ..scaled_grouped.recipes import BLOCK, SCALES, SQUARE, ScaledOperand
-from ..types import C_NAMES, READ
+from ..types import C_NAMES, READ, of_mask
 from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
@@ -343,7 +343,8 @@ def check_indices(name: str, x: torch.Tensor, m: int) -> None:
     if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
         # where `rows` itself is no vector, m is the size of one of its dimensions, and would mislead
         of, wanted = f"{x.dtype} of shape {list(x.shape)}", [m] if x.ndim == 1 else "[M]"
-        raise OperandError(f"{name} is {of}: int32 or int64 of {wanted}, a row for each row of the product")
+        mask = of_mask(name, x.dtype)
+        raise OperandError(f"{name} is {of}: int32 or int64 of {wanted}, a row for each row of the product{mask}")
 
 
 def check_row_weights(x: torch.Tensor, m: int) -> None:

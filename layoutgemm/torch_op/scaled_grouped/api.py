@@ -39,6 +39,7 @@ from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
 from ..composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, scaled_composed
+from ..epilogue import gate_of
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -502,8 +503,8 @@ def grouped_matmul(
               reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
-              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue` or
-              `combine` torch computes f(a) first; not under torch.compile
+              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue`,
+              `combine`, a gate or scales torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
@@ -625,7 +626,7 @@ def _with_more(
         return placed_product(
             grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
         )
-    if prologue is not None and (several or epilogue is not None or given["scale_a"] is not None):
+    if prologue is not None and applies_function(several, epilogue, given):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return grouped_matmul(a, b, **chosen, epilogue=epilogue, given=of_others or None, combine=combine)
     if several:
@@ -645,6 +646,14 @@ def _with_more(
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def applies_function(several: bool, epilogue: object, given: Options) -> bool:
+    """True for products whose function of A torch computes first: no kernel of groups has both.
+
+    several  of several matrices B of each group
+    """
+    return several or epilogue is not None or given["scale_a"] is not None or gate_of(given["activation"]) is not None
 
 
 def takes_placed_rows(given: Options) -> bool:
