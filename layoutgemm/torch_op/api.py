@@ -56,7 +56,7 @@ from .checks import (
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
-from .compiled.traced import check_compiled, check_compiled_gemm, refuse, refuse_unknown, traced_flag
+from .compiled.traced import check_compiled, check_compiled_gemm, refuse, refuse_others, refuse_unknown, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
@@ -109,15 +109,12 @@ def repeated_first(
     taken, calls = frozenset(takes), RepeatedCalls()
 
     def decorated(product: F) -> F:
-        names = inspect.signature(product).parameters.keys()
-        known_names = frozenset(names)  # which a trace reads
+        names = frozenset(inspect.signature(product).parameters)
 
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
-                for name in options:
-                    if name not in known_names:
-                        refuse_unknown(product, tuple(options))
+                refuse_others(product, names, options)
                 return product(*tensors, **options)
             if not options and (last := counts.get(len(tensors))):
                 try:
@@ -140,7 +137,7 @@ def repeated_first(
             known = calls.last.get(at)
             if known and (found := known(tensors, options)) is not None:
                 return found
-            if not known and not names >= options.keys():
+            if not known and not names.issuperset(options):
                 raise unknown_argument(product, options)
             first = tensors[0][0] if type(tensors[0]) in SEVERAL and tensors[0] else tensors[0]
             try:
@@ -303,7 +300,8 @@ def matmul(
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
                 first. See `torch_op.prologue`
     triangles   which of a and b are triangular, a `kernels.Triangles`: K tiles of zeros are skipped. The zeros are the
-                caller's: on the CPU another element is refused. Their gradients are triangular, too
+                caller's: on the CPU another element is refused. Their gradients are triangular, too. With a prologue
+                the function's results are triangular, and of two pairs the first one's matrices
 
     These parts go together, but for those of docs/combinations.md: see `torch_op.composed`.
 

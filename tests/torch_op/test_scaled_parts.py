@@ -67,6 +67,10 @@ def test_parts_are_those_of_the_product(recipe: str) -> None:
     torch.testing.assert_close(got, (torch.nn.functional.silu(gate) * up)[on.rows])
     got = scaled_matmul(on.a, sa, on.b, sb, add_rows=on.to, out=torch.ones(9, N), **call)
     torch.testing.assert_close(got, torch.ones(9, N).index_add(0, on.to, full))
+    got = scaled_matmul(on.a, sa, on.b, sb, add_rows=on.to, order="upper", out=torch.ones(9, N), **call)
+    torch.testing.assert_close(got, torch.ones(9, N).index_add(0, on.to, some))
+    told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, add_rows=on.to, order="upper").kernel
+    assert told.endswith("added to those that add_rows names")
     if "128" not in recipe:
         exact = scaled_matmul(on.a, sa, on.b, sb, order="upper", use_fast_accum=False, **call)
         assert torch.equal(exact.triu(), full.triu())

@@ -294,7 +294,7 @@ _OTHER_NAMES = {
 
 
 def other_name(activation: object) -> str:
-    """The end of an error: the name here of an activation of other libraries, or of a function of torch.
+    """The end of an error: this library's name of an activation, where it has one.
 
     >>> other_name("swish"), other_name("linear"), other_name("rleu")
     ("; 'swish' is 'silu'", "; 'linear' is None", '')

@@ -245,7 +245,7 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
     if not isinstance(combine, str):
         return Combined.of(combine, matrices, numbers)
     if (of_gate := _GATES.get(combine)) is not None:
-        raise PlanError(f"combine = {combine!r}: combine={of_gate!r} is {of_gate}(a @ b[0]) * (a @ b[1])")
+        raise PlanError(f"combine = {shown(combine)}: combine={shown(of_gate)} is {of_gate}(a @ b[0]) * (a @ b[1])")
     check_activation(combine, "combine =")
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 

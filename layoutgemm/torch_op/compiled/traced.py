@@ -14,7 +14,7 @@ mode keeps them until `run_decompositions`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -237,6 +237,13 @@ def refuse_unknown(function: Callable[..., object], names: Sequence[str]) -> NoR
     if torch.compiler.is_dynamo_compiling():
         refuse(_unknown(function, names))
     raise unknown_argument(function, names)
+
+
+def refuse_others(function: Callable[..., object], known: frozenset[str], names: Iterable[str]) -> None:
+    """Refuse, under the compiler, keywords that are not known."""
+    for name in names:
+        if name not in known:
+            refuse_unknown(function, tuple(names))
 
 
 @constant_in_graphs

@@ -284,7 +284,8 @@ def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
         fits = fits or (not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
-            of = "two matrices" if indexed else "two matrices, or two batches of as many"
+            of = "two matrices, or two batches of as many"
+            of = f"two matrices, as {' and '.join(sorted(indexed))} are of their rows" if indexed else of
             raise OperandError(
                 f"{shapes}: a product with several parts is of {of}; expand() makes a batch, flatten(0, -3) one of "
                 "several dimensions"

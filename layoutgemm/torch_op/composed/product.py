@@ -228,8 +228,8 @@ def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None
     call, parts, inside = call.gathered, call.parts, visited(call, ready)
     multiplied = factors(call)
     if parts.triangles is not None:
-        said = "a" if parts.prologue is None else "f(a)"
-        parts.triangles.check(*[x.to(torch.float64).numpy() for x in multiplied[0]], said)
+        left, right = [x.to(torch.float64).numpy() for x in multiplied[0]]
+        parts.triangles.check(left, right, "a" if parts.prologue is None else "f(a)")
     of_a, of_b = ([call.values[name]] if name in parts.own else [] for name in SCALES)
     tables = [x for whole in of_b for x in whole.chunk(len(call.b), -2)]  # of each b; none, or one for all
     sums = [

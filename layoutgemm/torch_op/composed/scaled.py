@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,9 +23,11 @@ from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step, VectorScale
 from ...kernels.indexed.rows import ROWS
+from ...kernels.operands.combinations import refusal as refusal_of_parts
 from ...kernels.operands.combined import refusal_of_matrices
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.prologue import Prologue, check_chosen
+from ...kernels.orders import is_symmetric
 from ...kernels.plan import present
 from ...kernels.run.operand_checks import check_operands, no_tensor
 from ...kernels.sm90.mainloop import DEPTH
@@ -196,6 +198,8 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
 
 def _refusal_of_loop(asked: AskedParts, why: str) -> str:
     """Why a main loop that promotes has not these parts, or "". `why`: the argument that asks for the loop."""
+    if asked.prologue is not None and is_symmetric(asked.order):
+        return refusal_of_parts(("prologue", "symmetric order"))
     if asked.prologue is not None and torch.compiler.is_dynamo_compiling():
         return f"prologue and {why}: not under torch.compile; compute the function of a first"
     if asked.copy_rows is False:
@@ -210,7 +214,10 @@ def _with_function_applied(of: ScaledPart, asked: AskedParts, values: dict[str, 
     """
     prologue = asked.prologue
     assert isinstance(prologue, Prologue)  # by `refusal_of_kinds`
-    own: dict[str, Any] = {name: values.pop(name) for name in prologue.names if name in values}
+    own: dict[str, torch.Tensor] = {}
+    for name in prologue.names:
+        if name in values:
+            own[name] = values.pop(name)  # type: ignore[assignment]  # a tensor, by the checks below
     check_names(prologue, own, False)
     check_operands({"a": of.a, **own})
     check_type(of.a)

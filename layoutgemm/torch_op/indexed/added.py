@@ -170,7 +170,7 @@ def placed_product(
 def check_lines(
     a: object, given: Mapping[str, object], out: torch.Tensor | None = None, weighs: bool = True
 ) -> None:  # fmt: skip
-    """Raise OperandError unless indices and weights are one for each row of a product that is stored.
+    """Raise OperandError unless indices and weights are one for each stored row.
 
     The product is not computed yet, so nothing is written.
 

@@ -109,6 +109,7 @@ class Sm90Loads:
         plan, between = self.plan, (cutlass.min, cutlass.max)
         if plan.triangles is None:
             return ()
+        found: tuple[Int32, ...]
         if plan.pair is None:
             found = plan.triangles.k_tiles(plan, place, job.k_tiles, *between)
         else:

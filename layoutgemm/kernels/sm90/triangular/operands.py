@@ -23,7 +23,7 @@ from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
 from ....graph_marks import NoticedInGraphs
 from ....report import Check
-from ...numbers import check_matrix
+from ...numbers import W, check_matrix
 from ...plan import check_settings
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Triangles(NoticedInGraphs):
         return first, maximum(end - first, 1)
 
     def share_of_pairs(
-        self, plan: Sm90Plan, place: tuple[Any, ...], k_tiles: tuple[Any, Any], minimum: Callable[..., Any],
-        maximum: Callable[..., Any],
-    ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """The first K tile of the first pair, the K tiles of both pairs, and those of the first. As `k_tiles` else.
+        self, plan: Sm90Plan, place: tuple[W, ...], k_tiles: tuple[W, W], minimum: Callable[..., W],
+        maximum: Callable[..., W],
+    ) -> tuple[W, W, W]:  # fmt: skip
+        """The first K tile, the K tiles of both pairs, and those of the first.
 
         k_tiles  of the first pair's K, and of both
         """
