@@ -674,7 +674,7 @@ def _with_more(
 
 
 def refusal_of_form(a: object, b: object, given: Options) -> str:
-    """The reason why groups of columns or of K have no such vectors of rows, or ""."""
+    """Why groups of columns or of K have no such vectors of rows, or ""."""
     first = b[0] if isinstance(b, (tuple, list)) and b else b
     if isinstance(a, torch.Tensor) and isinstance(first, torch.Tensor) and first.ndim == 2 and 1 < a.ndim < 4:
         for name in ("out_rows", "row_weights", "add_rows"):
