@@ -155,6 +155,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("1x128, 1x128", {"prologue": HALVED}, "the prologue reads w: w is missing"),
     ("1x128, 1x128", {"prologue": HALVED, "given": {"w": torch.ones(3)}}, "w is torch.float32 of shape .3.: it takes"),
     ("1x128, 1x128", {"prologue": "relu"}, "prologue is a str: a Prologue"),
+    ("1x128, 128x128", {"order": "symmetric"}, "scale_a is of BlockWise1x128 and scale_b of BlockWise128x128, and one"),
+    ("1x128, 1x128", {"prologue": HALVED, "order": "symmetric"}, "a prologue and a symmetric order"),
     (
         "1x128, 1x128",
         {"prologue": Prologue.of(lambda x, i, k, ops: x * ops.float(i)), "rows": torch.zeros(2).long()},

@@ -80,7 +80,7 @@ def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
     if of_c + copies > OTHER_MAPS:
         way_out = "a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
         if copies > OTHER_MAPS:
-            way_out = "two pairs have as many for three matrices B each as a kernel has"
+            way_out = "two pairs take at most three matrices B each"
         raise PlanError(
             f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
             f"the first two; {way_out}"

@@ -131,6 +131,9 @@ def composed_arguments(
         refuse_or_raise(_refusal_of_loop(asked, why))
         if asked.prologue is not None:
             of, asked = _with_function_applied(of, asked, values, ROWS in there), asked._replace(prologue=None)
+    if recipes.in_mainloop and recipes.a != recipes.b and is_symmetric(asked.order):
+        two = f"scale_a is of {recipes.a} and scale_b of {recipes.b}, and one matrix has one recipe"
+        refuse_or_raise(f"order = 'symmetric': {two}: scaled_matmul(a, s, a.mT, s, order='symmetric')")
     if (rows := there.get(ROWS)) is not None and recipes.a != TENSOR:
         if recipes.a == SQUARE:
             refuse_or_raise(f"rows and scale_a of {SQUARE}: rows by index share no block; give scales of each row of a")
