@@ -14,7 +14,7 @@ torch = needs.module("torch")
 from layoutgemm import explain_matmul, quantize, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Residual, RowReduce
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Residual, RowReduce
 from layoutgemm.torch_op.composed import checks
 from tests.torch_op.emulated_launches import launches_are_emulated
 
@@ -74,6 +74,15 @@ def test_parts_are_those_of_the_product(recipe: str) -> None:
     if "128" not in recipe:
         exact = scaled_matmul(on.a, sa, on.b, sb, order="upper", use_fast_accum=False, **call)
         assert torch.equal(exact.triu(), full.triu())
+
+
+def test_groups_of_columns_are_in_a_tile_whatever_the_scales() -> None:
+    """Other tiles of a B with a scale of each column have 64 columns: fewer than share a scale of the result."""
+    on, (sa, sb) = operands(), RECIPES["1x128, 1x128"]()
+    asked = {"epilogue": Epilogue(Quantize()), "given": {"scales": torch.zeros(1, M).mT}, "out_dtype": E4M3}
+    for more in ({}, {"order": "snake"}):
+        told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, **asked, **more)
+        assert "tile 64x128" in told.kernel and told.launches == 1
 
 
 def test_scales_come_before_a_function_of_two_products() -> None:
