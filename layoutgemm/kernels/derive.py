@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arch import ARCHES
-from ..arguments import checked, settle, shown, unnamed
+from ..arguments import checked, nearest, settle, shown, unnamed
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
@@ -155,7 +155,9 @@ class Operand:
             return spec
         name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
         if order not in ("", *ORDERS):
-            raise unnamed(PlanError(f"{shown(spec)}: the order is 'row' or 'col', not {shown(order)}"), spec)
+            way_out = nearest(order, ORDERS).rstrip() or "'col' is the order of a row-major matrix's transpose"
+            said = f"{shown(spec)}: the order is 'row' or 'col', not {shown(order)}"
+            raise unnamed(PlanError(f"{said}; {way_out}"), spec)
         try:
             return cls(dtype(name), order or "row")
         except OperandError as error:

@@ -237,10 +237,15 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
         raise OperandError(str(error)) from error
 
 
+_GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}  # names of such products elsewhere
+
+
 @lru_cache(256)
 def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...], *read: Hashable) -> Combined:
     if not isinstance(combine, str):
         return Combined.of(combine, matrices, numbers)
+    if (of_gate := _GATES.get(combine)) is not None:
+        raise PlanError(f"combine = {shown(combine)}: combine={shown(of_gate)} is {of_gate}(a @ b[0]) * (a @ b[1])")
     check_activation(combine, "combine =")
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 
+from ...arguments import sees_unknown
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
 from ...kernels.run.operand_checks import check_operands
@@ -27,7 +29,7 @@ from ..checks import (
     transforms,
 )
 from ..compiled.lowering import register
-from ..compiled.traced import refuse
+from ..compiled.traced import refuse, refuse_unknown
 from ..epilogue import arguments_beside, gate_of, refusal_of_epilogue
 from ..own_epilogue.formula import refusal_of_derivative
 from ..own_epilogue.recorded import derivable as formula_alone
@@ -54,6 +56,7 @@ _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
 
 
+@sees_unknown
 def quantized_matmul(
     x: torch.Tensor,
     weight: QuantizedWeight,
@@ -66,6 +69,7 @@ def quantized_matmul(
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
     out: torch.Tensor | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
@@ -110,6 +114,8 @@ def quantized_matmul(
     >>> round(quantized_matmul(torch.ones(1, 128).bfloat16(), both, activation="swiglu").item(), 3)
     0.73
     """
+    if unknown:
+        refuse_unknown(quantized_matmul, tuple(unknown))
     if epilogue is not None or given is not None or out is not None:
         return _own(x, weight, OwnEpilogue(epilogue, given, out), scale_x, bias, activation, out_dtype, config)
     key: Key = ()

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NoReturn
 
 import torch
 
-from ...arguments import refusal
+from ...arguments import refusal, sees_unknown
 from ...atoms.copy.base import VECTOR_BYTES
 from ...dtypes import dtype
 from ...errors import OperandError
@@ -33,7 +34,7 @@ from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
 from ..checks import autocast_type, cast, check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
-from ..compiled.traced import named
+from ..compiled.traced import named, refuse_unknown
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
 from ..prepared import alignment_of, config_text, gpu, on_gpu, target
@@ -123,6 +124,7 @@ class QuantizedExperts:
         return replace(self, units=self.units.to(device), scales=scales)
 
 
+@sees_unknown
 def quantized_grouped_matmul(
     x: torch.Tensor,
     weights: QuantizedExperts,
@@ -132,6 +134,7 @@ def quantized_grouped_matmul(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e, g its rows.
 
@@ -157,6 +160,8 @@ def quantized_grouped_matmul(
     >>> quantized_grouped_matmul(x, QuantizedExperts.of([eye, two]), torch.tensor([0, 1, 3])).tolist()
     [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
     """
+    if unknown:
+        refuse_unknown(quantized_grouped_matmul, tuple(unknown))
     if isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
     check_experts(x, weights, offsets, config)

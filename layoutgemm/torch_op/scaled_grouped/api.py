@@ -17,7 +17,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
-from ...kernels.orders import Order
+from ...kernels.orders import Order, leaves_tiles
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.triangular.operands import Triangles
@@ -39,6 +39,7 @@ from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
 from ..composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, scaled_composed
+from ..epilogue import gate_of
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -51,7 +52,9 @@ from ..prepared import Config, config_text
 from ..problem import asks_tcgen05
 from ..prologue.grouped_api import grouped_prologue_product, with_function_applied
 from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled
+from .epilogue import why_unfinished
 from .grouped import (
+    ALONG_K,
     COLUMNS,
     COUNTS,
     ENDS,
@@ -232,9 +235,9 @@ def scaled_matmul(
     given    what it reads and writes, by name, as for `matmul`; its tensors have gradients
     rows, out_rows, add_rows, row_weights, copy_rows, order, combine, prologue, triangles  as of `matmul`. scale_a is of
              the rows of a, chosen or not. With combine b is two matrices, and scale_b their scales; scales of rows and
-             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Rows of a
-             product with scales of blocks are copied first; it has no combine, prologue or triangles, and no scales of
-             128 rows of a beside rows. No out_recipe
+             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Of a product
+             with scales of blocks rows are copied first, torch computes a prologue, and scales of 128 rows of a are
+             refused beside rows. With add_rows and an order of some tiles torch adds the rows. No out_recipe
 
     Block scales of the tensor cores (MXFP8, MXFP4, NVFP4) are taken as torch.nn.functional.scaled_mm has them:
 
@@ -327,6 +330,8 @@ def _scaled_with_more(
     """The product with parts, or with an epilogue and its operands."""
     if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None):
         refuse_or_raise(BESIDE)
+    if own["add_rows"] is not None and leaves_tiles(asked.order) and out_recipe is None:
+        return _sums_of_tiles(of, asked, own, given, options)
     if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
         refuse_or_raise(NO_OUT_RECIPE if out_recipe is not None else "")
         return scaled_composed(of, asked, own, given, options)
@@ -341,6 +346,26 @@ def _scaled_with_more(
         raise OperandError(QUANTIZES)
     finish = BiasActivation(bias, asked.activation, of.fast)
     return with_epilogue(factors, asked.epilogue, given, of.recipes, finish, out, out_dtype, unswapped(config))
+
+
+def _sums_of_tiles(
+    of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
+    options: ComposedOptions,
+) -> torch.Tensor:  # fmt: skip
+    """The rows of an order's tiles, added by torch behind the product."""
+
+    def product(a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        value: torch.Tensor = scaled_matmul(  # type: ignore[call-overload]  # as they were given
+            a, of.scale_a, b, of.scale_b, use_fast_accum=of.fast, **others
+        )
+        return value
+
+    return sums_of_product(True, product, of.a, of.b, own["add_rows"], options.out, {
+        **{name: x for name, x in own.items() if name != "add_rows"}, "recipe_a": of.recipes[0],
+        "recipe_b": of.recipes[1], "activation": asked.activation, "out_dtype": options.out_dtype,
+        "config": options.config, "epilogue": asked.epilogue, "given": given, "copy_rows": asked.copy_rows,
+        "order": asked.order, "combine": asked.combine, "prologue": asked.prologue, "triangles": asked.triangles,
+    })  # fmt: skip
 
 
 def _quantized(
@@ -502,8 +527,8 @@ def grouped_matmul(
               reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
-              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue` or
-              `combine` torch computes f(a) first; not under torch.compile
+              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue`,
+              `combine`, a gate or scales torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
@@ -604,6 +629,7 @@ def _with_more(
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
+    refuse(refusal_of_form(a, b, {"rows": rows, "add_rows": add_rows, **given}))
     several = combine is not None or isinstance(b, (tuple, list))
     functions: dict[str, object] = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine}
     beside = [*functions.values(), *beside_sums(given)]
@@ -625,7 +651,7 @@ def _with_more(
         return placed_product(
             grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
         )
-    if prologue is not None and (several or epilogue is not None or given["scale_a"] is not None):
+    if prologue is not None and applies_function(several, epilogue, given):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return grouped_matmul(a, b, **chosen, epilogue=epilogue, given=of_others or None, combine=combine)
     if several:
@@ -645,6 +671,26 @@ def _with_more(
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def refusal_of_form(a: object, b: object, given: Options) -> str:
+    """Why groups of columns or of K have no such vectors of rows, or ""."""
+    first = b[0] if isinstance(b, (tuple, list)) and b else b
+    if isinstance(a, torch.Tensor) and isinstance(first, torch.Tensor) and first.ndim == 2 and 1 < a.ndim < 4:
+        for name in ("out_rows", "row_weights", "add_rows"):
+            if given[name] is not None:
+                return why_unfinished(ALONG_K if a.ndim == 2 else COLUMNS, name)
+    return ""
+
+
+def applies_function(several: bool, epilogue: object, given: Options) -> bool:
+    """True for products of groups whose function of A torch computes first.
+
+    No kernel has both.
+
+    several  of several matrices B of each group
+    """
+    return several or epilogue is not None or given["scale_a"] is not None or gate_of(given["activation"]) is not None
 
 
 def takes_placed_rows(given: Options) -> bool:

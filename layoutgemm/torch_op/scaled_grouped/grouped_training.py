@@ -16,17 +16,19 @@ along K has gradients by the first two rows of the table, so there are second de
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ...arguments import shown
+from ...arguments import sees_unknown, shown
 from ...errors import TensorError
 from ...kernels.operands.promoted import DEPTH
 from ...kernels.ragged import check_multiples
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..autograd.products import dense
 from ..checks import autocast, differentiated
-from ..compiled.traced import check_kinds, named
+from ..compiled.traced import check_kinds, named, refuse_unknown
 from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
 from ..operators import operator_of
@@ -40,6 +42,7 @@ from .training import TRAINED, is_exporting, refuse_training, refuse_transforms
 _SHORT = (torch.bfloat16, torch.float16)
 
 
+@sees_unknown
 def fp8_grouped_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -48,6 +51,7 @@ def fp8_grouped_matmul(
     offs: torch.Tensor | None = None,
     multiple: int = 1,
     out_dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """grouped_matmul(a, b, offsets) of rows in float8_e4m3fn with scales, and gradients by such products.
 
@@ -76,6 +80,8 @@ def fp8_grouped_matmul(
     >>> c[0].tolist(), experts.grad[:, 0, 0].tolist()
     ([64.0, 64.0, 64.0], [64.0, 128.0])
     """
+    if unknown:
+        refuse_unknown(fp8_grouped_matmul, tuple(unknown))
     groups, said = groups_of(offsets, offs, None)
     given = {"a": a, "b": b, **named(**{said: groups})}
     if torch.compiler.is_dynamo_compiling():

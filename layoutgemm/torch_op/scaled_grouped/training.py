@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ...arguments import sees_unknown
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ..autograd.kept import recorder
 from ..autograd.products import dense
 from ..checks import autocast, autocast_type, cast, has_tangent, transforms
 from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
-from ..compiled.traced import named, refuse
+from ..compiled.traced import named, refuse, refuse_unknown
 from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
 from ..operators import operator_of
@@ -46,6 +47,7 @@ is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compili
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@sees_unknown
 def fp8_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -54,6 +56,7 @@ def fp8_matmul(
     recipe_a: object = BLOCK,
     recipe_b: object = SQUARE,
     out_dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """a @ b + bias in float8_e4m3fn with scales, and gradients by such products.
 
@@ -77,6 +80,8 @@ def fp8_matmul(
     >>> c[0].tolist(), weight.grad.shape, weight.grad[0, 0].item()
     ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
     """
+    if unknown:
+        refuse_unknown(fp8_matmul, tuple(unknown))
     again = fp8_again(a, b, bias, asked := (recipe_a, recipe_b, out_dtype, False))
     return _first(a, b, bias, asked) if again is None else again
 
