@@ -21,6 +21,7 @@ from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.checks import autocast_type, check_input, differentiated, needs_dispatcher
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from ..torch_op.quantized.experts import experts_of_rows
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
@@ -65,13 +66,9 @@ class PackedGroups(PackedBuffers):
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
-        of_rows = None
-        if self.order is not None or self.bias is not None:
-            of_rows = torch.searchsorted(offsets[1:], torch.arange(x.shape[0], device=x.device), right=True)
         if self.order is not None:
-            x = x.gather(1, self.order[of_rows])
-        value = quantized_grouped_matmul(x, self.weight, offsets)
-        return value if self.bias is None else value + self.bias[of_rows].to(value.dtype)
+            x = x.gather(1, self.order[experts_of_rows(offsets, x.shape[0])])
+        return quantized_grouped_matmul(x, self.weight, offsets, bias=self.bias)
 
     def dequantized(self) -> torch.Tensor:
         """The weights (experts, out features, in features) in the activations' type."""

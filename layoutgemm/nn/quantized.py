@@ -28,9 +28,9 @@ from ..torch_op.checks import autocast_type, check_activation, check_input
 from ..torch_op.epilogue import gate_of
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
-from ..torch_op.quantized.api import check_halves, quantized_again
+from ..torch_op.quantized.api import quantized_again
 from ..torch_op.quantized.launch import check_bias
-from ..torch_op.quantized.weights import in_place, packed_for
+from ..torch_op.quantized.weights import check_halves, in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, attributes, check_layer
