@@ -73,7 +73,9 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 }
 # Tensors that stand beside packed weights and are not of the weights.
 _OF_OTHERS: Mapping[str, str] = {
-    **dict.fromkeys(("input_scale", "input_zero_point", "input_global_scale"), "x is not quantised"),
+    **dict.fromkeys(
+        ("input_scale", "input_zero_point", "input_global_scale", "activation_scale"), "x is not quantised"
+    ),
     **dict.fromkeys(("k_scale", "v_scale", "q_scale", "output_scale"), "it is not of the weights"),
 }
 COMPRESSED_TENSORS = (*OF_BYTES, ANY_PACKED)  # its kinds of weights that are whole bytes
@@ -97,11 +99,16 @@ _OTHERS: Mapping[str, str] = {
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": _GGUF,
     **dict.fromkeys(("torchao", "tinygemm"), f"its weights are tensor subclasses. {_FROM_DENSE}"),
+    "quanto": f"its weights are weight._data with weight._scale. {_FROM_DENSE}",
+    **dict.fromkeys(
+        ("fp_quant", "higgs", "quip"),
+        "its weights are rotated, by Hadamard matrices that x is multiplied by, too; ",
+    ),
     "awq_gemv_fast": f"its words of 16 bits hold four rows, and its zero points are scaled. {_FROM_DENSE}",
     "fp8": f"float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state, which quantises x, and "
     f"{BLOCKS!r} reads them without; ",
     "mixed-precision": f"its layers have formats of their own, and kind {ANY_PACKED!r} reads each by its tensors; ",
-    "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq' or 'awq'; ",
+    "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq', 'awq' (whole zero points: 'gptq_v2'); ",
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": f"its NVFP4 weights are read as kind {MODELOPT_FP4!r}, and its float8 ones with weight_scale as "
     "'float-quantized', without input_scale; ",
