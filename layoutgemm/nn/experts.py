@@ -26,7 +26,7 @@ from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .master import MasterGroups
-from .quantized import PackedBuffers
+from .quantized import PackedBuffers, check_order
 from .recorded_experts import recorded_alone, recorded_experts
 from .routing import route_of, routed, shaped_as
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
@@ -50,6 +50,10 @@ class PackedGroups(PackedBuffers):
         self, weights: QuantizedExperts, order: torch.Tensor | None = None, bias: torch.nn.Parameter | None = None
     ) -> None:
         super().__init__(weights.units, weights.scales, order)
+        if order is not None:
+            check_order(order, weights.k)
+            if order.shape != (weights.experts, weights.k):
+                raise OperandError(f"order has shape {[*order.shape]}: {[weights.experts, weights.k]}")
         if bias is not None and bias.shape != (weights.experts, weights.n):
             raise OperandError(f"bias has shape {[*bias.shape]}: {[weights.experts, weights.n]}")
         self.bias = bias

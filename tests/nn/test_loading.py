@@ -256,7 +256,7 @@ CONFIGS = [
     ),
     ({"quant_method": "compressed-tensors", "format": "mixed-precision"}, "up: weight_packed is missing: "),
     ({"quant_method": "modelopt"}, "kind 'modelopt': .* kind 'modelopt_fp4', .* as 'float-quantized'"),
-    ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
+    ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as 'gptq'"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "sym": True}, None),
     ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "sym": False}, "points: 'gptq_v2'"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "sym": True}, None),
