@@ -131,7 +131,7 @@ class WeightOnce:
         return sum(x.untyped_storage().nbytes() for *_, pair in self.pairs.values() for x in pair)
 
     def pair(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None, turned: bool) -> Pair | None:
-        """Values and scales of the weight or of its transpose, made anew where it has changed.
+        """Values and scales of the weight or its transpose, made anew where it changed.
 
         None where a trace or a graph would record that: a graph's own launches quantise what it reads at each replay.
         """

@@ -105,19 +105,19 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         return value if x.ndim > 1 else value.squeeze(0)
 
     def quantize_once(self, once: bool = True) -> MasterLinear:
-        """Quantise the weights once for all calls in training between two steps of optimizers, in both layouts.
+        """Quantise the weights once for all training calls between two optimizer steps.
 
-        Returns the module.
+        Both layouts, for both passes. Returns the module.
 
         once  False drops what is kept: each call quantises the weights again
 
-        For gradient accumulation: results and gradients have the same bits. From the first call until the next step of
-        any optimizer of torch.optim it takes two bytes a weight and its scales: one for the forward pass, one for the
-        backward one. `repr` tells the bytes. Captured graphs and code of torch.compile quantise the weights themselves.
+        For gradient accumulation: results and gradients have the same bits. It takes two bytes a weight and its scales:
+        one for the forward pass, one for the backward pass. The next step of any optimizer of torch.optim frees them.
+        `repr` tells the bytes. Captured graphs and code of torch.compile quantise the weights themselves.
 
         A change of the weight is seen where torch counts it, as another parameter, and at each step of an optimizer.
-        Writes past the count between two calls, by `.data` in a loop of one's own or by collectives, are not seen
-        without such a step: call `quantize_once()` again, which drops what is kept.
+        Without such a step, writes past the count are not seen, by `.data` in one's own loop or by collectives. Call
+        `quantize_once()` again, which drops what is kept.
 
         >>> layer = MasterLinear(128, 2, bias=False).quantize_once()
         >>> for _ in range(3):

@@ -21,7 +21,9 @@ from .stored_experts import compared
 
 
 def packed_mlp(module: torch.nn.Module, fmt: QuantizedFormat) -> ExpertsMLP | str:
-    """The module in the place of dense experts, their weights rounded to codes; or why there is none.
+    """The module in the place of dense experts, or the reason against it.
+
+    Weights are rounded to codes.
 
     "" for a module without two parameters of three dimensions.
 

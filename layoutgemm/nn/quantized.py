@@ -128,7 +128,7 @@ def unknown_kind(kind: object, known: Iterable[str]) -> str:
 
 
 def check_order(order: torch.Tensor, k: int, name: str = "order") -> None:
-    """Raise OperandError, with the first wrong one, unless each line of an order has each of k input features once.
+    """Raise OperandError, with a missing feature, unless lines are permutations of k.
 
     >>> check_order(torch.tensor([2, 0, 1]), 3)
     >>> check_order(torch.tensor([2, 0, 2]), 3)
@@ -223,7 +223,7 @@ class PackedBuffers(torch.nn.Module):
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
 
     def _check_stored(self, state: Mapping[str, torch.Tensor], prefix: str) -> None:
-        """Raise OperandError for codes without their scales, for types that a copy would cut, and for no order."""
+        """Raise OperandError for parts of a state, types that a copy would cut, wrong orders."""
         own = {name: state.get(f"{prefix}{name}") for name in ("units", "scales", "order")}
         units, scales, order = (x if isinstance(x, torch.Tensor) else None for x in own.values())
         if self.scales is not None and (units is None) != (scales is None):

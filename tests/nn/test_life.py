@@ -267,7 +267,7 @@ TORN: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "said"), TORN, ids=[said for _, said in TORN])
 def test_parts_of_packed_states_are_refused_before_they_are_copied(change: dict[str, Any], said: str) -> None:
-    """With strict=False torch would copy what is there, and leave the scales of other codes."""
+    """With strict=False torch copies what is there, and leaves other codes' scales."""
     made, other = (
         QuantizedLinear(QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8")), order=ORDER)
         for _ in range(2)

@@ -161,7 +161,7 @@ def quantized_grouped_matmul(
     given: Mapping[str, object] | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]) for each expert e, g its rows.
+    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]), g the rows of e.
 
     x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
                that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without

@@ -242,7 +242,7 @@ def derivable_experts(
 
 
 def of_rows(bias: torch.Tensor | None, offsets: torch.Tensor, rows: int) -> torch.Tensor | None:
-    """A bias as it is added to the rows: a line for each, or one for all.
+    """A bias as it is added to rows: a line of each, or one.
 
     >>> of_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 3]), 3).tolist()
     [[1.0], [2.0], [2.0]]
@@ -266,7 +266,7 @@ def experts_product(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
     scale_x: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]) of x (rows, k): a checked call."""
+    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]): a checked call."""
     rows, n = x.shape[0], call.size[0]
     if not on_gpu(x.get_device()):
         if call.config is not None and rows:

@@ -105,7 +105,7 @@ class CheckedPacked(NamedTuple):
 
     @property
     def experts(self) -> int:
-        """How many experts there are; 0 of a product without groups."""
+        """Experts; 0 of a product without groups."""
         return 0 if self.offsets is None else int(self.units.shape[0])
 
     @property

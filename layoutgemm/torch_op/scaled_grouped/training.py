@@ -55,7 +55,10 @@ class QuantizedOnce(Protocol):
     """A weight's values and scales, quantised once for one version of it: see `nn.kept_weights`."""
 
     def pair(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None, turned: bool) -> Pair | None:
-        """Those of the weight or of its transpose, as autocast's type; None where they have to be made anew."""
+        """Those of the weight or its transpose; None where they have to be made anew.
+
+        region  autocast's type of the weight, or None
+        """
 
     def turned_of(
         self, weight: torch.Tensor, recipe: str, region: torch.dtype | None
