@@ -168,7 +168,8 @@ class _Plan:
         self.found = found
         self.stored = {name: of for name, of in found.tensors.items() if name not in left}
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.kind, self.by_tensors = "", (ANY_PACKED,)
+        self.kind = ""
+        self.by_tensors: tuple[str, ...] = (ANY_PACKED,)
         for name, module in self.modules.items():
             if isinstance(module, _FOREIGN_STATE):
                 raise OperandError(f"{name} is a {type(module).__name__}: load a model before its layers are swapped")

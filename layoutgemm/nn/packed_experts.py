@@ -67,7 +67,8 @@ def _groups(module: torch.nn.Module, key: str, fmt: QuantizedFormat, transposed:
     x = module.get_parameter(key)
     dense, bias = x.mT if transposed else x, module._parameters.get(f"{key}_bias")
     if x.is_meta:
-        every = [QuantizedWeight.on_meta(*dense.shape[1:], fmt, x.dtype)] * len(x)
+        _, n, k = dense.shape
+        every = [QuantizedWeight.on_meta(n, k, fmt, x.dtype)] * len(x)
     else:
         every = [QuantizedWeight.quantize(one, fmt, x.dtype) for one in dense.detach()]
     return PackedGroups(QuantizedExperts.of(every), bias=bias)

@@ -240,7 +240,7 @@ def _own(
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with an epilogue, or into a given tensor. `offsets`: of the groups that experts multiply."""
-    gate, finish = gate_of(activation), (bias, activation)
+    gate, asked = gate_of(activation), (own, scale_x, bias, activation, out_dtype, config, offsets)
     plain = own.epilogue is None and own.given is None
     if plain and (bias is not None or activation is not None):
         own, bias, activation = _with_finish(own, weight, bias, activation), None, None
@@ -272,8 +272,7 @@ def _own(
         call = checked_experts(x, weight.units, weight.scales, offsets, None, *rest)
     if in_place_of_operand(own):
         check_operands({"x": x}, {"out": own.out})
-        rest = scale_x, None, activation, out_dtype, config, offsets
-        return copied(_own(x, weight, own._replace(out=None), *rest), own.out)
+        return copied(_own(x, weight, asked[0]._replace(out=None), *asked[1:]), own.out)
     made = checked_product(call, x, weight, factors, own, gate, offsets)
     tensors = *made.read.values(), *made.operands.written.values()
     sees, records = seen_and_recorded(tensors, own.out)
@@ -281,10 +280,7 @@ def _own(
         made.check_derivable()
     formula = PackedFormula(made, facts, packed_text(config))
     if plain and gate is not None:  # the sums are float32, as without `out`
-        if offsets is None:
-            return copied(_gated(x, weight, scale_x, finish[0], str(finish[1]), out_dtype, config), own.out)
-        options = {"scale_x": scale_x, "bias": finish[0], "activation": finish[1], "out_dtype": out_dtype}
-        return copied(quantized_grouped_matmul(x, weight, offsets, **options, config=config), own.out)
+        return copied(_plain_gate(x, weight, *asked[1:]), own.out)
     if made.is_formula:
         return copied(formula_alone(formula), own.out)
     if records:
@@ -293,6 +289,20 @@ def _own(
         if not sees:
             return recorded(formula)
     return copied(dispatched(made, facts, packed_text(config)), own.out) if sees else computed(made, own.out)
+
+
+def _plain_gate(
+    x: torch.Tensor, weight: QuantizedWeight | QuantizedExperts, scale_x: torch.Tensor | None,
+    bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
+    offsets: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """The gate of a checked product, without an epilogue."""
+    if isinstance(weight, QuantizedWeight):
+        return _gated(x, weight, scale_x, bias, str(activation), out_dtype, config)
+    assert offsets is not None and (config is None or isinstance(config, Sm90Config))
+    return quantized_grouped_matmul(
+        x, weight, offsets, scale_x=scale_x, bias=bias, activation=activation, out_dtype=out_dtype, config=config
+    )
 
 
 def _with_finish(

@@ -375,15 +375,15 @@ def _gradients(
         asked: list[Together] = [(grad, BLOCK, True), (right.mT, recipes.b, False), (left.mT, BLOCK, False)]
         first, last = asked[: 2 if y is None else 1], asked[2:]
         together = joins([*first, *last])
-        [dy, turned, *rest], launches = quantize_together([*first, *last] if together else first)
+        [dy, turned, *xs], launches = quantize_together([*first, *last] if together else first)
         steps = [] if steps is None else steps
         steps += launches
-        y, *rest = rest if y is None else (y, *rest)
-        made_left = _multiplied(dy, y, recipes, of_left, steps=steps)
+        made_left = _multiplied(dy, xs.pop(0) if y is None else y, recipes, of_left, steps=steps)
         if not together:  # its values take the place of y's
-            rest, launches = quantize_together(last)
+            found, launches = quantize_together(last)
+            xs += found
             steps += launches
-        [x] = rest
+        [x] = xs
         pairs = (x, turned) if by_columns else (turned, x)
         made_right = _multiplied(*pairs, lines, of_right, steps=steps)
         return made_left, made_right.mT if by_columns else made_right
