@@ -198,15 +198,3 @@ def test_a_gate_of_odd_features_is_refused() -> None:
     odd = QuantizedExperts.of([QuantizedWeight.quantize(torch.randn(71, K), INT8)])
     with pytest.raises(LayoutError, match="n = 71: a gate takes two halves"):
         quantized_grouped_matmul(torch.ones(2, K, dtype=BF16), odd, torch.tensor([0, 2]), activation="swiglu")
-
-
-def test_a_gate_may_replace_an_operand_of_its_own() -> None:
-    """The result is stored once all has been read."""
-    weights, (x, _, given) = weights_of(INT8), operands()
-    x, offsets, bias = x[:6], torch.tensor([0, 4, 4, 6]), given["bias"]
-    options = {"activation": "swiglu", "out_dtype": torch.float32}
-    want = quantized_grouped_matmul(x, weights, offsets, bias=bias, **options)
-    out = bias.view(6, N // 2)
-    assert quantized_grouped_matmul(x, weights, offsets, bias=bias, out=out, **options) is out and torch.equal(
-        out, want
-    )
