@@ -17,6 +17,7 @@ from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.nn import ExpertsMLP, MasterGroups, MasterLinear, kept_weights, swap_linears
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.scaled_grouped import training
+from tests.torch_op.door_launches import every_door
 
 BF16, F32 = torch.bfloat16, torch.float32
 BLOCK, SQUARE = "BlockWise1x128", "BlockWise128x128"
@@ -459,3 +460,21 @@ def test_checkpoints_copies_and_compilers_see_the_weights_that_are_quantised_onc
     assert torch.equal(passed(compiled, x)[0], passed(plain, x)[0])
     with pytest.raises(OperandError, match="once of quantize_once"):
         once.quantize_once(1)  # type: ignore[arg-type]
+
+
+@needs.DSL
+@pytest.mark.dsl
+def test_launches_that_read_weights_are_two_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, by kept chains of launches: both layouts once, and at each call of a layer without it."""
+    read = {}
+    for once in (False, True):
+        layer = MasterLinear(256, 128, bias=False, dtype=BF16).quantize_once(once)
+        with every_door(monkeypatch, computes=False) as made:
+            for _ in range(2):
+                for _ in range(3):
+                    passed(layer, normal(4, 256))
+                torch.optim.SGD(layer.parameters(), lr=0.0).step()
+            at = layer.weight.data_ptr()
+            read[once] = [at in values for _, values in made]
+    assert sum(read[True]) == 2 * 2 and sum(read[False]) == 2 * 3 * 2
+    assert len(read[True]) == len(read[False]) + 2 * 2  # where all others are one launch with the weight's
