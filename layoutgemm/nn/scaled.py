@@ -247,6 +247,10 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
             raise OperandError(f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not")
         if tuple(weight.shape) != size:
             raise TensorError(f"{prefix}weight has shape {list(weight.shape)}: {list(size)}")
+        if scale is not None and not scale.is_floating_point():
+            raise OperandError(
+                f"{key} is {scale.dtype}: floats; exponents of powers of two are scale.view(torch.float8_e8m0fnu)"
+            )
         if scale is not None and scale.shape != self.weight_scale.shape:
             raise TensorError(f"{key} has shape {list(scale.shape)}: {list(self.weight_scale.shape)}")
 
