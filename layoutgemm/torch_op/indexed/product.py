@@ -19,7 +19,7 @@ import torch
 from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.indexed.rows import check_distinct, check_inside
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.run.operand_checks import addressed, check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_alike, check_device, copied, stored_as, tracing_state
@@ -37,7 +37,7 @@ from ..scaled_grouped.scaled import FP8, BiasActivation
 from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
 from .added import added
 from .plans import WEIGHTS, IndexedShape, mma_product, plan_of
-from .torch_rows import gathered, scattered, selected
+from .torch_rows import gathered, indices_of, scattered, selected
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
 
@@ -201,10 +201,10 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
         for row_indices, count in zip(*_counted(given)):
             check_inside("rows", row_indices[:count], given.a.shape[-2], "a")
     if given.add_rows is not None:
-        check_inside("add_rows", resolved(given.add_rows).numpy(), rows_of_c, "the result")
+        check_inside("add_rows", indices_of(given.add_rows), rows_of_c, "the result")
     if given.out_rows is not None:
-        check_inside("out_rows", resolved(given.out_rows).numpy(), rows_of_c, "the result")
-        check_distinct("out_rows", resolved(given.out_rows).numpy())
+        check_inside("out_rows", indices_of(given.out_rows), rows_of_c, "the result")
+        check_distinct("out_rows", indices_of(given.out_rows))
     if given.offsets is not None:
         check_values(given.offsets.tolist(), OFFSETS, given.a.new_empty((given.m, 0)), given.b)
 
@@ -212,7 +212,7 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
 def _counted(given: IndexedOperands) -> tuple[list[Any], list[int]]:
     """The indices of each matrix's rows as NumPy arrays, and how many count."""
     assert given.rows is not None
-    rows = resolved(given.rows).numpy()
+    rows = indices_of(given.rows)
     lines = list(rows) if given.batched else [rows]
     return lines, [given.m] * len(lines) if given.counts is None else given.counts.tolist()
 

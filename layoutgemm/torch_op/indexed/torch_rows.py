@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...kernels.run.operand_checks import addressed, resolved
-from ..checks import tracing_state
+from ..checks import modes_of_dispatch, tracing_state
 
 
 def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
@@ -22,7 +22,18 @@ def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
     if x.device.type != "cpu" or not addressed(x) or tracing_state() is not None:
         return None
     with torch._C._DisableFuncTorch():  # a transform of other operands hides the memory
-        found: npt.NDArray[np.int64] = resolved(x).numpy()
+        return indices_of(x)
+
+
+def indices_of(x: torch.Tensor) -> npt.NDArray[np.int64]:
+    """The indices in a CPU tensor's memory.
+
+    >>> indices_of(torch.tensor([[2, 0]]))
+    array([[2, 0]])
+    """
+    if modes_of_dispatch():  # a view for NumPy is an operator, which a mode of fake tensors answers without memory
+        return np.array(x.tolist(), np.int64).reshape(x.shape)
+    found: npt.NDArray[np.int64] = resolved(x).numpy()
     return found
 
 

@@ -329,6 +329,72 @@ def test_a_graph_draws_other_numbers_at_each_replay() -> None:
     assert not torch.equal(*seen)
 
 
+def _turned(x: Any) -> Any:
+    y = (x + 1).t_()
+    y.add_(1)
+    return (y * 2).unsqueeze_(0)
+
+
+def _of_a_list(x: Any) -> Any:
+    parts = [x, x * 2]
+    made = torch.stack(parts)
+    parts.clear()
+    return made
+
+
+def _shifted(x: Any) -> Any:
+    y = x.int()
+    y <<= 2
+    return y
+
+
+def _under_autocast(x: Any) -> Any:
+    with torch.autocast("cuda", torch.bfloat16):
+        return x @ x[:, :3]
+
+
+def _added_to_new(x: Any) -> Any:
+    return torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda").add_(x[0]) + torch.zeros(4, device="cuda").add_(x[1])
+
+
+CAPTURED = {
+    "a form that changes later": _turned,
+    "a list that changes later": _of_a_list,
+    "a shift in place": _shifted,
+    "autocast": _under_autocast,
+    "another type": lambda x: x.to(torch.float64),
+    "rows by index": lambda x: x.requires_grad_()[torch.tensor([2, 0], device="cuda")].detach(),
+    "an output without elements": lambda x: torch.mul(x, 2, out=torch.empty(0, device="cuda")),
+    "tensors of the script's numbers": _added_to_new,
+    "a copy to the host": lambda x: x.to("cpu", non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_replay_does_what_the_script_does(name: str) -> None:
+    """Whatever the script does between the capture and the replay."""
+    x, graph = torch.zeros(4, 4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = CAPTURED[name](x)
+    for _ in range(2):
+        values = torch.randn(4, 4) * 8
+        x.detach().copy_(values)
+        graph.replay()
+        assert torch.equal(y.cpu(), CAPTURED[name](values.cuda()).cpu()) and y.data_ptr() != x.data_ptr()
+
+
+def test_a_capture_changes_no_memory_and_waits_for_none() -> None:
+    x, layer, graph = torch.ones(3, 2, device="cuda"), torch.nn.BatchNorm1d(2).cuda(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x)
+    assert layer.running_mean.tolist() == [0, 0]
+    graph.replay()
+    assert torch.allclose(layer.running_mean.cpu(), torch.full((2,), 0.1))
+    with pytest.raises(RuntimeError, match="due to a previous error during capture"), torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match=r"torch's cpu in a CUDA graph"):
+            x.cpu()
+
+
 def test_streams_of_a_capture_fork_and_join() -> None:
     x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
     for joins in (True, False):

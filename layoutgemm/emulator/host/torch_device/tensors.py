@@ -24,13 +24,12 @@ import numpy as np
 from ...turns import OwnStack
 from ..arguments import Place, bytes_at
 from ..devices import CUDA
-from ..graphs.graph import NodeKind
 from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
 from .products import PRODUCTS, product, tensors_in
-from .recorder import fill_again, not_recorded, recorded, replayed
-from .streams import asked_of, is_capturing, own_streams, refuse_read, touched_by
+from .recorder import recorded
+from .streams import is_capturing, own_streams, refuse_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -318,15 +317,6 @@ class GpuWork:
                 raise self.torch.OutOfMemoryError(f"CUDA out of memory, on an emulated GPU: {error}") from None
             raise
 
-    @property
-    def changed(self) -> Any:
-        """The argument that it changes in place, or None."""
-        if self.kwargs.get("out") is not None:
-            return self.kwargs["out"]
-        changes = self.name in _IN_PLACE or (self.name.endswith("_") and not self.name.endswith("__"))
-        inplace = (changes and self.name not in _OF_FORM) or self.kwargs.get("inplace") is True
-        return self.args[0] if inplace else None
-
 
 # Functions that draw random numbers.
 _DRAWS = re.compile(
@@ -334,10 +324,6 @@ _DRAWS = re.compile(
     r"|(uniform|exponential|cauchy|log_normal|geometric|random|trunc_normal|kaiming_\w+|xavier_\w+|orthogonal)_"
     r"|(alpha_|feature_)?dropout[123]?d?_?|scaled_dot_product_attention|rrelu_?|gumbel_softmax"
 )
-_IN_PLACE = ("__setitem__", *(f"__i{one}__" for one in "add sub mul truediv floordiv mod pow and or xor".split()))
-# In-place functions that leave the values.
-_OF_FORM = ("requires_grad_", "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "resize_", "set_",
-            "rename_", "share_memory_", "as_strided_")  # fmt: skip
 # Functions that torch refuses for tensors of two devices, but for a number of the host. Not all: those of scripts.
 _ON_ONE_DEVICE = frozenset((
     *PRODUCTS, *(f"__{r}{one}__" for one in "add sub mul truediv floordiv pow".split() for r in ("", "r")),
@@ -529,11 +515,16 @@ def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs
             rest[0] = torch.device("cpu")
         target = asked[-1] if asked else on_gpu(x)
         args = (x, *rest)
-    done = func(*args, **kwargs) if name in ("to", "type") else x
-    if done is x and target != on_gpu(x):
-        done = x.detach().clone() if not x.requires_grad else x.clone()
-    if target:
-        _align(torch, done, args)
+    captures = is_capturing() and (target or on_gpu(x))
+    if captures and not target and not kwargs.get("non_blocking"):
+        raise refuse_read(name)
+    place = functools.partial(_align, torch, given=args) if target else None
+    with recorded(torch, _NUMBERS[-1].drawn, place) if captures else nullcontext():
+        done = func(*args, **kwargs) if name in ("to", "type") else x
+        if done is x and target != on_gpu(x):
+            done = x.detach().clone() if not x.requires_grad else x.clone()
+    if place is not None and not captures:
+        place(done)
     return _marked(torch, done, target)
 
 
@@ -727,41 +718,21 @@ def _start(plain: Callable[..., None]) -> Callable[..., None]:
 # Functions that ask for values, which a GPU that captures does not have.
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "nonzero", "unique", "cpu",
           "equal", "allclose", "masked_select")  # fmt: skip
-_BACKWARD = ("backward", "__backward__", "grad")
 
 
 def _captured(work: GpuWork) -> Any:
-    """Work of torch while the current stream captures: its result has memory, which each replay fills.
+    """Work of torch while the current stream captures, as the operators that it runs (`recorder.py`).
 
-    What autograd follows is captured as the operators that it runs (`recorder.py`).
+    Its result has memory, which each replay fills.
 
     Raises CudaStatusError for work that a graph cannot hold.
     """
     torch, name = work.torch, work.name
     if name in _READS:
         raise refuse_read(name)
-    given = list(tensors_in(torch, (*work.args, *work.kwargs.values())))
-    if name in _BACKWARD or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
-        with recorded(torch, _NUMBERS[-1].drawn):
-            done = work.do()
-        return done if done is None else _marked(torch, done, True)
-    with not_recorded():
-        if (place := work.changed) is not None:
-            places = list(tensors_in(torch, [place]))
-
-            def change() -> None:
-                with replayed(torch, places):
-                    work.do()
-
-            kind = NodeKind.MEMCPY if name == "copy_" else NodeKind.KERNEL
-            asked_of(None, change, kind, name, touched_by(given, places))
-            return place
+    place = functools.partial(_align, torch, given=()) if _ALLOCATES.fullmatch(name) else None
+    with recorded(torch, _NUMBERS[-1].drawn, place):
         done = work.do()
-        before = {x.untyped_storage().data_ptr() for x in given}
-        fresh = [x for x in tensors_in(torch, [done]) if x.numel() and x.untyped_storage().data_ptr() not in before]
-        if _ALLOCATES.fullmatch(name):
-            _align(torch, done, [*work.args, *work.kwargs.values()])
-        done = _marked(torch, done, True)
-        if fresh and not name.startswith("empty") and name != "__get__":
-            fill_again(torch, list(tensors_in(torch, [done])), work.do)
-    return done
+    if done is None or any(done is x for x in tensors_in(torch, (*work.args, *work.kwargs.values()))):
+        return done  # an argument stays where it is
+    return _marked(torch, done, True)
