@@ -198,6 +198,30 @@ def test_fake_tensors_have_the_shape_and_the_refusals() -> None:
             matmul(a, b, rows=rows, row_weights=torch.empty(3))
 
 
+@pytest.mark.parametrize("name", ["rows", "out_rows", "add_rows"])
+def test_a_fake_mode_reads_the_rows_of_real_tensors(name: str) -> None:
+    """Under such a mode NumPy's view of a tensor has other memory, and numbers that are no rows."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    a, b = torch.ones(4, K).bfloat16(), torch.ones(K, N).bfloat16()
+    experts, offsets = torch.ones(2, K, N).bfloat16(), torch.tensor([0, 3, 4])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for product_of in (
+            lambda **rows: matmul(a, b, **rows),
+            lambda **rows: grouped_matmul(a, experts, offsets, **rows),
+        ):
+            out = {"out": torch.empty(4, N).bfloat16()} if name == "add_rows" else {}
+            assert product_of(**{name: _real([3, 1, 0, 2])}, **out).shape == (4, N)
+            with pytest.raises(OperandError, match=rf"{name}\[1\] = 4: "):
+                product_of(**{name: _real([3, 4, 0, 2])}, **out)
+
+
+def _real(numbers: list[int]) -> Any:
+    """A tensor with elements, whatever mode is on."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        return torch.tensor(numbers)
+
+
 def test_operator_passes_torchs_checks() -> None:
     x = problem()
     arguments = (x["a"], x["b"], x["rows"], x["out_rows"], x["weights"], None, None, F32)

@@ -395,6 +395,26 @@ def test_a_capture_changes_no_memory_and_waits_for_none() -> None:
             x.cpu()
 
 
+def test_what_autograd_calls_may_ask_for_the_gpu() -> None:
+    """Hooks, and checkpoints that are computed again: under autocast, inside of one another, with new tensors."""
+    inner, norm, seen = torch.nn.Linear(4, 4).cuda(), torch.nn.LayerNorm(4).cuda(), []
+
+    def scaled(x: Any) -> Any:
+        return norm(inner(x)).softmax(-1) * torch.ones(4, device="cuda")
+
+    def again(x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(scaled, x, use_reentrant=False)
+
+    x = torch.randn(3, 4, device="cuda", requires_grad=True)
+    x.register_hook(lambda grad: seen.append(torch.ones(1, device="cuda").is_cuda) or grad)
+    found = []
+    for function in (scaled, again, lambda x: torch.utils.checkpoint.checkpoint(again, x, use_reentrant=False)):
+        with torch.autocast("cuda", torch.bfloat16):
+            y = function(x)
+        found.append(torch.autograd.grad(y.float().square().sum(), x)[0])
+    assert seen == [True] * 3 and all(torch.equal(found[0], one) for one in found[1:])
+
+
 def test_streams_of_a_capture_fork_and_join() -> None:
     x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
     for joins in (True, False):

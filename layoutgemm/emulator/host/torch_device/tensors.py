@@ -124,6 +124,13 @@ def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", implement))
         backward = torch.autograd.function.BackwardCFunction
         stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
+        engine = _with_mode(torch.autograd._engine_run_backward)
+        stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", engine))
+        import torch.utils.checkpoint
+
+        # It compares tensors that a function saves; their device is known behind the function.
+        seen = {"default": lambda x: {"shape": x.shape, "dtype": x.dtype}}
+        stack.enter_context(mock.patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, seen))
         forward = classmethod(_forward(torch))
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", forward))
         stack.enter_context(gpu_mode())
@@ -200,7 +207,7 @@ def _host(torch: ModuleType, value: object) -> object:
 def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
     """`apply` of backward functions: the engine's gradients are on the GPU where the results or saved tensors are.
 
-    `Tensor.backward` is a function of torch, so the mode that calls it is off within.
+    Another thread's engine calls it without the mode.
     """
     plain = torch.autograd.function.BackwardCFunction.apply
 
@@ -212,6 +219,19 @@ def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[objec
         return done
 
     return apply
+
+
+def _with_mode(run_backward: Callable[..., object]) -> Callable[..., object]:
+    """Autograd's engine, which calls hooks and recomputes checkpoints: code that asks for "cuda", as any.
+
+    `Tensor.backward` is a function of torch, so the mode that calls it is off within.
+    """
+
+    def run(*args: object, **kwargs: object) -> object:
+        with gpu_mode():
+            return run_backward(*args, **kwargs)
+
+    return run
 
 
 # ------------------------------------------------------------------------------------------------------------- tensors
