@@ -1,8 +1,11 @@
 """Kept launches from C. One function finds a kept call, one makes its launches, without Python's interpreter between.
 
     product   the call that `launch.making` makes: addresses, new tensors, launches
-    plain     a guard that refuses nested tensors
+    alike     a guard: tensors have the facts of those that it was made of
+    plain     torch's guard, which refuses nested tensors
     again     a kept call by a tensor's id, if no mode has to see it and its guard holds
+    repeat    a kept call with options, whose arguments and options are as they were
+    first     either of these, of a function's arguments and options
 
 A C compiler builds them once a process (calls.c). Without one Python's code stands in, and in a Python without a lock:
 an entry of `last` may be dropped by another thread while it is read.
@@ -10,10 +13,11 @@ an entry of `last` may be dropped by another thread while it is read.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +31,9 @@ modes_of_dispatch = torch._C._len_torch_dispatch_stack
 Call = Callable[..., Any]  # of tensors and numbers
 SOURCE = Path(__file__).with_name("calls.c")
 _FASTCALL = 0x80  # METH_FASTCALL in Python's methodobject.h: a function of an array of objects and its length
-_NAMES = "product", "plain", "again"
+_NAMES = "product", "alike", "plain", "again", "repeat", "first"
+_RANK, _DIMENSIONS = 7, 8  # of calls.c: where a tensor's number of dimensions stands among its facts, and its most
+_FACTS = _RANK + 1 + 2 * _DIMENSIONS
 
 
 class _Method(ctypes.Structure):
@@ -36,19 +42,33 @@ class _Method(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
+class _Torch(ctypes.Structure):
+    """`torch` of calls.c."""
+
+    _fields_ = [("library", ctypes.c_void_p), *[(name, ctypes.c_void_p) for name in (
+        "address", "dimensions", "sizes", "strides", "dtype", "device", "index", "requires_grad",
+    )], *[(name, ctypes.c_uint64) for name in ("tensor", "keys", "included", "excluded")],
+    ("kind", ctypes.c_void_p), ("parameter", ctypes.c_void_p)]  # fmt: skip
+
+
 class Library(NamedTuple):
     """The functions of calls.c: what Python makes functions of.
 
     methods  are never freed. Each function points to one without holding it, and may be the last object of a process
     """
 
-    loaded: ctypes.CDLL
+    loaded: ctypes.PyDLL
     methods: dict[str, _Method]
 
     def function(self, name: str, own: tuple[object, ...]) -> Call:
         """A function of C, which keeps `own` and is given it before its arguments."""
         made: Call = _new_function()(ctypes.byref(self.methods[name]), own, None)
         return made
+
+    def facts(self, x: torch.Tensor) -> list[int] | None:
+        """What a guard compares of a tensor. None where torch has to be asked."""
+        found = (ctypes.c_uint64 * _FACTS)()
+        return [*found] if self.loaded.facts(ctypes.py_object(x), found, None) else None
 
 
 @functools.cache
@@ -71,7 +91,7 @@ def library() -> Library | None:
     if not content:
         return None
     try:
-        loaded = opened(content)
+        loaded = ctypes.PyDLL(None, handle=opened(content)._handle)
         methods = {
             name: _Method(f"layoutgemm_{name}".encode(), ctypes.cast(loaded[name], ctypes.c_void_p).value, _FASTCALL)
             for name in _NAMES
@@ -80,7 +100,71 @@ def library() -> Library | None:
         return None
     for method in methods.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
-    return Library(loaded, methods)
+    functions = Library(loaded, methods)
+    with torch.no_grad(), contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # another torch
+        _teach(functions)
+    return functions
+
+
+_KEYS_OF_THREAD = "_ZN3c104impl26raw_local_dispatch_key_setE"  # words turned by constants: included, excluded
+_MOST_BYTES = 176  # of a tensor's implementation that are looked at: torch 2.6 has more
+
+
+def _teach(functions: Library) -> None:
+    """Let calls.c read tensors by torch's C interface, if that says of some tensors what Python says.
+
+    Where an object has its tensor, and that one its keys, no interface says. They are found by their values.
+
+    Raises AttributeError for a torch without these functions, ValueError where Python says something else.
+    """
+    one, own = ctypes.CDLL(torch._C.__file__), torch._C
+    given = _Torch(one._handle, *[ctypes.cast(one[name], ctypes.c_void_p).value for name in (
+        *[f"aoti_torch_get_{name}" for name in ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type",
+                                                "device_index")],
+        "_ZNK3c1010TensorImpl13requires_gradEv",
+    )], kind=id(torch.Tensor), parameter=id(torch.nn.Parameter))  # fmt: skip
+    words = (ctypes.c_uint64 * 2).in_dll(one, _KEYS_OF_THREAD)
+
+    def of_thread() -> list[int]:
+        return [own._dispatch_tls_local_include_set().raw_repr(), own._dispatch_tls_local_exclude_set().raw_repr()]
+
+    given.included, given.excluded = [word ^ keys for word, keys in zip(words, of_thread(), strict=True)]
+    samples = [
+        torch.zeros(3, 8, 2)[1:, ::3],
+        torch.nn.Parameter(torch.zeros(5).half()),
+        torch.zeros((), dtype=torch.int8),
+    ]
+    samples += [torch.zeros(2, 3, dtype=torch.complex64).conj(), torch.empty(4, 1, 2, device="meta")]
+    with torch.inference_mode():
+        samples.append(torch.zeros(1, 7))
+        apart = [word ^ turned for word, turned in zip(words, (given.included, given.excluded))] == of_thread()
+    keys = [own._dispatch_keys(x).raw_repr() for x in samples]
+    at = [x._cdata for x in samples]
+    given.tensor = _offset([id(x) for x in samples], at, range(16, torch.Tensor.__basicsize__, 8))
+    given.keys = _offset(at, keys, range(8, _MOST_BYTES, 8))
+    functions.loaded.learn(ctypes.byref(given))
+    wanted = [(key, x.requires_grad, x.shape, x.stride()) for x, key in zip(samples, keys)]
+    found = [None if each is None else _read(each) for each in map(functions.facts, samples)]
+    if not apart or found != wanted or len({*keys}) < 4:
+        functions.loaded.learn(ctypes.byref(_Torch()))
+        raise ValueError("torch's C interface says something else of tensors than Python")
+
+
+def _offset(begins: Sequence[int], values: Sequence[int], offsets: Sequence[int]) -> int:
+    """The one offset at which memory has the values. Raises ValueError for none, or several."""
+    [found] = [
+        offset
+        for offset in offsets
+        if all(ctypes.c_uint64.from_address(at + offset).value == value for at, value in zip(begins, values))
+    ]
+    return found
+
+
+def _read(facts: Sequence[int]) -> tuple[int, bool, tuple[int, ...], tuple[int, ...]]:
+    """Keys, whether a gradient is required, sizes and strides of a tensor's facts."""
+    rank, first = facts[_RANK], _RANK + 1
+    strides = first + _DIMENSIONS
+    return facts[1], bool(facts[_RANK - 1]), tuple(facts[first : first + rank]), tuple(facts[strides : strides + rank])
 
 
 class LaunchPlan(NamedTuple):
@@ -134,10 +218,26 @@ class LaunchPlan(NamedTuple):
         return functions.function("product", (ctypes.addressof(plan), plan, self))
 
 
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The guard that tensors are as these; None where torch's own has to say so."""
+    functions = library()
+    if functions is None or any(x.layout is not torch.strided or x.is_nested for x in tensors):
+        return None
+    found = [functions.facts(x) for x in tensors]
+    each = [x for x in found if x is not None]
+    if len(each) < len(found):
+        return None
+    kept = (ctypes.c_uint64 * (1 + _FACTS * len(each)))(len(each), *[word for one in each for word in one])
+    return functions.function("alike", (ctypes.addressof(kept), False, True, kept))
+
+
 def plain(guard: Callable[..., bool]) -> Callable[..., bool] | None:
     """The guard that refuses nested tensors first; None without a C compiler."""
     functions = library()
     return None if functions is None else functions.function("plain", (guard, "is_nested", False))
+
+
+_MODES = modes_of_functions, modes_of_dispatch, _forward, "_current_level"
 
 
 def again(last: object, key: int, order: Sequence[int]) -> Call | None:
@@ -149,6 +249,78 @@ def again(last: object, key: int, order: Sequence[int]) -> Call | None:
     functions = library()
     if functions is None:
         return None
-    places = (ctypes.c_int64 * (2 + len(order)))(key, len(order), *order)
-    modes = modes_of_functions, modes_of_dispatch, _forward, "_current_level"
-    return functions.function("again", (None, last, *modes, ctypes.addressof(places), places))
+    places = _words(*map(id, _MODES), key, len(order), *order)
+    return functions.function("again", (None, last, ctypes.addressof(places), places))
+
+
+def _words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+class RepeatPlan(NamedTuple):
+    """A call with options, for `calls.c`.
+
+    functions  the guard, the launch, what says that derivatives are recorded or None, and `number_word`
+    given      the name of the option that has operands
+    operands   how many these are; -1 for None, -2 where there is no such option
+    arguments  of each argument the class of several tensors or None, and how many
+    options    how many options there are
+    compared   (whether it is an operand, name, value, whether an equal one of its type stands for it)
+    named      (whether it is an operand, name) of each other tensor
+    numbers    (operand, name, the least float that its word is not simply that of)
+    """
+
+    functions: tuple[object, object, object, object]
+    given: str
+    operands: int
+    arguments: Sequence[tuple[type | None, int]]
+    options: int
+    compared: Sequence[tuple[bool, str, object, bool]]
+    named: Sequence[tuple[bool, str]]
+    numbers: Sequence[tuple[object, str, float]]
+
+    def call(self) -> Call | None:
+        """The function; None without a C compiler."""
+        functions = library()
+        if functions is None:
+            return None
+        held = None, *self.functions, self.given, MISMATCHES
+        listed = [*map(id, held), len(self.arguments), self.options, self.operands, len(self.compared)]
+        listed += [len(self.named), len(self.numbers), sum(count for _, count in self.arguments) + len(self.named)]
+        for kind, count in self.arguments:
+            listed += [0 if kind is None else id(kind), count]
+        for place, name, value, is_value in self.compared:
+            listed += [place, id(name), id(value), is_value]
+        for place, name in self.named:
+            listed += [place, id(name)]
+        for operand, name, most in self.numbers:
+            listed += [id(operand), id(name), *_words_of(most)]
+        plan = _words(*listed)
+        return functions.function("repeat", (ctypes.addressof(plan), plan, self, held))
+
+
+MISMATCHES = AttributeError, KeyError, RuntimeError, TypeError, ValueError  # of a call that is none of those kept
+NO_TENSORS = AttributeError, TypeError, RuntimeError  # of a call whose operands are no dense tensors
+
+
+def _words_of(number: float) -> list[int]:
+    return [ctypes.c_int64.from_buffer(ctypes.c_double(number)).value]
+
+
+def first(
+    last: object, lasts: Mapping[tuple[int, str | None], object], weight: int, epilogue: str
+) -> Call | None:  # fmt: skip
+    """The function that finds a function's kept calls; None without a C compiler.
+
+    last      those with options, by the ids of the argument at `weight` and of the option `epilogue`
+    lasts     `LastCalls` by the number of tensors and the name of one more
+    """
+    functions = library()
+    if functions is None:
+        return None
+    held = *_MODES, None, last, "again", epilogue, NO_TENSORS, lasts
+    listed = [*map(id, held[:-1]), weight, len(lasts)]
+    for (count, name), calls in lasts.items():
+        listed += [count, 0 if name is None else id(name), id(calls)]
+    plan = _words(*listed)
+    return functions.function("first", (ctypes.addressof(plan), plan, held))

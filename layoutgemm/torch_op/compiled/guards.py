@@ -216,11 +216,7 @@ def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
     own = [x for i, x in enumerate(tensors) if firsts[i] == i]
     try:
-        made = _class(
-            *own, dynamic_dims_sizes=[list(x.shape) for x in own],
-            dynamic_dims_strides=[list(x.stride()) for x in own],
-        )  # fmt: skip
-        check = _of_repeats(_of_plain(made.check), firsts)
+        check = _of_repeats(c_calls.alike(own) or _by_torch(own), firsts)
         return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return None
@@ -238,6 +234,11 @@ def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[.
     return lambda *tensors: all(tensors[i] is tensors[j] for i, j in again) and check(*[tensors[i] for i in places])
 
 
-def _of_plain(check: Callable[..., bool]) -> Callable[..., bool]:
-    """The check of tensors that may be nested: for one, torch's own ends the process."""
+def _by_torch(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Torch's own check, of tensors that may be nested: for one, it ends the process."""
+    assert _class is not None
+    check = _class(
+        *tensors, dynamic_dims_sizes=[list(x.shape) for x in tensors],
+        dynamic_dims_strides=[list(x.stride()) for x in tensors],
+    ).check  # fmt: skip
     return c_calls.plain(check) or (lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors))

@@ -171,7 +171,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
-@repeated_first(_scaled_again, {3: _SCALED_A.last, 4: _SCALED.last}, weight=2)
+@repeated_first(_scaled_again, (3, 4), {(3, None): _SCALED_A.last, (4, None): _SCALED.last}, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: Scale,
@@ -437,7 +437,10 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, {2: None, 3: _GROUPED[OFFSETS].last}, weight=1, takes=(ENDS, COUNTS))
+@repeated_first(
+    _grouped_again, (2, 3),
+    {(3, None): _GROUPED[OFFSETS].last, (2, ENDS): _GROUPED[ENDS].last, (2, COUNTS): _GROUPED[COUNTS].last}, weight=1,
+)  # fmt: skip
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], offsets: torch.Tensor | None = None, *,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
