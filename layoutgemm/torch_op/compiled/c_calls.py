@@ -4,6 +4,7 @@
     alike     a guard: tensors have the facts of those that it was made of
     plain     torch's guard, which refuses nested tensors
     again     a kept call by a tensor's id, if no mode has to see it and its guard holds
+    by_options  the same, of options and tensors
     repeat    a kept call with options, whose arguments and options are as they were
     first     either of these, of a function's arguments and options
 
@@ -31,7 +32,7 @@ modes_of_dispatch = torch._C._len_torch_dispatch_stack
 Call = Callable[..., Any]  # of tensors and numbers
 SOURCE = Path(__file__).with_name("calls.c")
 _FASTCALL = 0x80  # METH_FASTCALL in Python's methodobject.h: a function of an array of objects and its length
-_NAMES = "product", "alike", "plain", "again", "repeat", "first"
+_NAMES = "product", "alike", "plain", "again", "by_options", "repeat", "first"
 _RANK, _DIMENSIONS = 7, 8  # of calls.c: where a tensor's number of dimensions stands among its facts, and its most
 _FACTS = _RANK + 1 + 2 * _DIMENSIONS
 
@@ -46,7 +47,8 @@ class _Torch(ctypes.Structure):
     """`torch` of calls.c."""
 
     _fields_ = [("library", ctypes.c_void_p), *[(name, ctypes.c_void_p) for name in (
-        "address", "dimensions", "sizes", "strides", "dtype", "device", "index", "requires_grad",
+        "address", "dimensions", "sizes", "strides", "dtype", "device", "index", "function_modes", "dispatch_modes",
+        "requires_grad",
     )], *[(name, ctypes.c_uint64) for name in ("tensor", "keys", "included", "excluded")],
     ("kind", ctypes.c_void_p), ("parameter", ctypes.c_void_p)]  # fmt: skip
 
@@ -121,6 +123,7 @@ def _teach(functions: Library) -> None:
     given = _Torch(one._handle, *[ctypes.cast(one[name], ctypes.c_void_p).value for name in (
         *[f"aoti_torch_get_{name}" for name in ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type",
                                                 "device_index")],
+        "_ZN2at4impl27torch_function_mode_enabledEv", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
         "_ZNK3c1010TensorImpl13requires_gradEv",
     )], kind=id(torch.Tensor), parameter=id(torch.nn.Parameter))  # fmt: skip
     words = (ctypes.c_uint64 * 2).in_dll(one, _KEYS_OF_THREAD)
@@ -218,16 +221,24 @@ class LaunchPlan(NamedTuple):
         return functions.function("product", (ctypes.addressof(plan), plan, self))
 
 
-def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """The guard that tensors are as these; None where torch's own has to say so."""
+def alike(
+    tensors: Sequence[torch.Tensor], firsts: Sequence[int], begins: Mapping[int, int]
+) -> Callable[..., bool] | None:  # fmt: skip
+    """The guard that tensors are as these; None where torch's own has to say so.
+
+    firsts  of each tensor the place where it stands first
+    begins  of some tensors that of an earlier one, which begins at the same address
+    """
     functions = library()
     if functions is None or any(x.layout is not torch.strided or x.is_nested for x in tensors):
         return None
-    found = [functions.facts(x) for x in tensors]
-    each = [x for x in found if x is not None]
-    if len(each) < len(found):
-        return None
-    kept = (ctypes.c_uint64 * (1 + _FACTS * len(each)))(len(each), *[word for one in each for word in one])
+    listed = [len(tensors)]
+    for place, x in enumerate(tensors):
+        found = functions.facts(x)
+        if found is None:
+            return None
+        listed += [firsts[place], begins.get(place, -1), *found]
+    kept = _words(*listed)
     return functions.function("alike", (ctypes.addressof(kept), False, True, kept))
 
 
@@ -237,24 +248,46 @@ def plain(guard: Callable[..., bool]) -> Callable[..., bool] | None:
     return None if functions is None else functions.function("plain", (guard, "is_nested", False))
 
 
-_MODES = modes_of_functions, modes_of_dispatch, _forward, "_current_level"
+_MODES = modes_of_functions, modes_of_dispatch, vars(_forward), "_current_level"
 
 
-def again(last: object, key: int, order: Sequence[int]) -> Call | None:
-    """The function that finds a kept call in `last`; None without a C compiler.
+class Places:
+    """Where a kept call is looked for by its tensors, for `calls.c`.
 
-    key    the place of the tensor whose id finds it
+    last   guards by a tensor's id
+    key    the place of that tensor
     order  the place in the call of each tensor that the guard and the kept call take
+    """
+
+    def __init__(self, last: object, key: int, order: Sequence[int]) -> None:
+        self._order = _words(key, len(order), *order)
+        self.words = _words(id(last), ctypes.addressof(self._order))
+        self.address = ctypes.addressof(self.words)
+
+
+def again(last: object, places: Places) -> Call | None:
+    """The function that finds a kept call in `last`, which `places` has too; None without a C compiler."""
+    functions = library()
+    if functions is None:
+        return None
+    words = _words(*map(id, _MODES), *places.words)
+    return functions.function("again", (None, ctypes.addressof(words), words, places, last))
+
+
+def by_options(last: object) -> Call | None:
+    """The function that finds a kept call of options and tensors; None without a C compiler.
+
+    last  `LastCalls` by options and the number of tensors
     """
     functions = library()
     if functions is None:
         return None
-    places = _words(*map(id, _MODES), key, len(order), *order)
-    return functions.function("again", (None, last, ctypes.addressof(places), places))
+    words = _words(*map(id, _MODES))
+    return functions.function("by_options", (ctypes.addressof(words), None, last, "address", NO_TENSORS, words))
 
 
 def _words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+    return (ctypes.c_int64 * len(numbers))(*numbers)  # of 64 bits: larger ones are taken for negative
 
 
 class RepeatPlan(NamedTuple):
@@ -308,19 +341,19 @@ def _words_of(number: float) -> list[int]:
 
 
 def first(
-    last: object, lasts: Mapping[tuple[int, str | None], object], weight: int, epilogue: str
+    last: object, lasts: Mapping[tuple[int, str | None], Places], weight: int, epilogue: str
 ) -> Call | None:  # fmt: skip
     """The function that finds a function's kept calls; None without a C compiler.
 
     last      those with options, by the ids of the argument at `weight` and of the option `epilogue`
-    lasts     `LastCalls` by the number of tensors and the name of one more
+    lasts     where calls are by the number of tensors and the name of one more
     """
     functions = library()
     if functions is None:
         return None
-    held = *_MODES, None, last, "again", epilogue, NO_TENSORS, lasts
+    held = *_MODES, None, last, epilogue, NO_TENSORS, lasts
     listed = [*map(id, held[:-1]), weight, len(lasts)]
-    for (count, name), calls in lasts.items():
-        listed += [count, 0 if name is None else id(name), id(calls)]
+    for (count, name), places in lasts.items():
+        listed += [count, 0 if name is None else id(name), *places.words]
     plan = _words(*listed)
     return functions.function("first", (ctypes.addressof(plan), plan, held))

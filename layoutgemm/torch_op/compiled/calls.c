@@ -36,6 +36,8 @@ static struct {
   void *library;
   int (*address)(void *, void **), (*dimensions)(void *, Word *), (*sizes)(void *, Word **), (*strides)(void *, Word **);
   int (*dtype)(void *, int *), (*device)(void *, int *), (*index)(void *, int *);
+  _Bool (*function_modes)(void);  /* whether one is on */
+  Word (*dispatch_modes)(void);   /* how many are on */
   _Bool (*requires_grad)(void *); /* of the tensor's implementation, to which a tensor is a pointer */
   Word tensor, keys;              /* bytes from the object to the tensor, and from its implementation to its keys */
   Word included, excluded;        /* the keys of a thread have these bits turned */
@@ -133,14 +135,24 @@ int facts(Object *x, Word *into, const Word *kept) {
   return 1;
 }
 
-/* Whether tensors have these facts, and none is given twice: of self, (their number and facts, False, True). */
+/* A tensor of a guard: the first tensor of the call that is the same object, and one before it that begins at the same
+   address or -1. */
+typedef struct { Word first, beside, facts[FACTS]; } Kept;
+
+/* Whether tensors have these facts, and are the same objects where those were: of self, (their number and `Kept`s, False,
+   True). */
 Object *alike(Object *self, Object *const *given, Size count) {
-  const Word *kept = PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
+  const Word *number = PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
+  const Kept *kept = (const Kept *)(number + 1);
   Word found[FACTS];
-  int holds = count == *kept++;
-  for (Size i = 0; holds && i < count; i++, kept += FACTS) {
-    for (Size j = 0; j < i; j++) holds &= given[i] != given[j];
-    holds = holds && facts(given[i], found, kept);
+  int holds = count == *number;
+  for (Size i = 0; holds && i < count; i++, kept++) {
+    for (Size j = 0; j < i; j++) holds &= (given[i] == given[j]) == (kept->first == kept[j - i].first);
+    holds = holds && (kept->first != i || facts(given[i], found, kept->facts));
+    void *one, *other;
+    if (holds && kept->beside >= 0)
+      holds = !torch.address((char *)given[i] + torch.tensor, &one) &&
+              !torch.address((char *)given[kept->beside] + torch.tensor, &other) && one == other;
   }
   return new_reference(PyTuple_GetItem(self, 1 + holds));
 }
@@ -290,16 +302,17 @@ Object *plain(Object *self, Object *const *given, Size count) {
   return PyObject_VectorcallDict(guard, given, count, 0);
 }
 
-/* What asks whether a mode has to see a call: of functions, of dispatch, and the level of forward derivatives. */
+/* What asks whether a mode has to see a call: of functions, of dispatch; and the variables of a module with the level of
+   forward derivatives, and its name. */
 typedef struct { Object *functions, *dispatch, *forward, *level; } Modes;
 
 /* 1 where a mode has to see a call, 0, or -1 with an exception. */
 static int seen_by_mode(const Modes *modes) {
-  int mode = truth(call(modes->functions, 0, 0));
-  if (!mode) mode = truth(call(modes->dispatch, 0, 0));
+  int mode = torch.library ? torch.function_modes() : truth(call(modes->functions, 0, 0));
+  if (!mode) mode = torch.library ? torch.dispatch_modes() != 0 : truth(call(modes->dispatch, 0, 0));
   if (mode) return mode;
-  Word level = number(PyObject_GetAttr(modes->forward, modes->level));
-  return level >= 0 ? 1 : PyErr_Occurred() ? -1 : 0;
+  Object *level = PyDict_GetItemWithError(modes->forward, modes->level);
+  return level && PyLong_AsLongLong(level) < 0 ? -(PyErr_Occurred() != 0) : 1;
 }
 
 /* What a dict has by an object's address; 0 for nothing, None and False. With a reference of its own: another thread may
@@ -310,17 +323,15 @@ static Object *by_address(Object *dict, Word address) {
   return found && PyObject_IsTrue(found) > 0 ? new_reference(found) : 0;
 }
 
-/* What a kept call makes of tensors, found by the id of one of them; None where a mode, the id or the guard says no. Of
-   self, (None, guards by ids, the address of: modes, the place of that tensor, the number of tensors, and the place of
-   each in the call). */
-Object *again(Object *self, Object *const *given, Size count) {
-  Object *none = PyTuple_GetItem(self, 0);
-  const Modes *modes = PyLong_AsVoidPtr(PyTuple_GetItem(self, 2));
-  const Word *order = (const Word *)(modes + 1);
-  if (count != order[1]) return new_reference(none);
-  int mode = seen_by_mode(modes);
-  if (mode) return mode < 0 ? 0 : new_reference(none);
-  Object *found = by_address(PyTuple_GetItem(self, 1), (Word)given[order[0]]);
+/* Where a kept call is looked for by tensors: guards by ids, and the words of `LastCalls`: the place of the tensor whose id
+   finds it, the number of tensors, and the place of each in the call. */
+typedef struct { Object *last; const Word *order; } Places;
+
+/* What a kept call makes of tensors; None where the id or the guard says no. */
+static Object *made_again(const Places *places, Object *none, Object *const *given) {
+  const Word *order = places->order;
+  Word count = order[1];
+  Object *found = by_address(places->last, (Word)given[order[0]]);
   if (!found) return PyErr_Occurred() ? 0 : new_reference(none);
   Object *tensors[count], *result = 0;
   for (Size i = 0; i < count; i++) tensors[i] = given[order[2 + i]];
@@ -329,6 +340,45 @@ Object *again(Object *self, Object *const *given, Size count) {
   else if (!holds) result = new_reference(none);
   Py_DecRef(found);
   return result;
+}
+
+/* The same, or None where a mode has to see the call: of self, (None, the address of: modes and places). */
+Object *again(Object *self, Object *const *given, Size count) {
+  Object *none = PyTuple_GetItem(self, 0);
+  const Modes *modes = PyLong_AsVoidPtr(PyTuple_GetItem(self, 1));
+  const Places *places = (const Places *)(modes + 1);
+  if (count != places->order[1]) return new_reference(none);
+  int mode = seen_by_mode(modes);
+  if (mode) return mode < 0 ? 0 : new_reference(none);
+  return made_again(places, none, given);
+}
+
+/* None in place of an exception of these kinds. */
+static Object *none_for(Object *errors, Object *none) {
+  if (!PyErr_ExceptionMatches(errors)) return 0;
+  PyErr_Clear();
+  return new_reference(none);
+}
+
+/* A kept call by options and tensors: of self, (the address of modes, None, a dict of `LastCalls` by options and number, its
+   attribute, errors of calls that are none). */
+Object *by_options(Object *self, Object *const *given, Size count) {
+  const Modes *modes = PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
+  Object *none = PyTuple_GetItem(self, 1), *errors = PyTuple_GetItem(self, 4), *result = 0;
+  int mode = seen_by_mode(modes);
+  if (mode) return mode < 0 ? 0 : new_reference(none);
+  Object *key = PyTuple_New(2), *number = PyLong_FromLongLong(count - 1);
+  if (!key || !number) return 0;
+  PyTuple_SetItem(key, 0, new_reference(given[0]));
+  PyTuple_SetItem(key, 1, number);
+  Object *calls = PyDict_GetItemWithError(PyTuple_GetItem(self, 2), key);
+  Py_DecRef(key);
+  Object *of = calls ? PyObject_GetAttr(calls, PyTuple_GetItem(self, 3)) : 0;
+  if (of) {
+    result = made_again(PyLong_AsVoidPtr(of), none, given + 1);
+    Py_DecRef(of);
+  } else if (!PyErr_Occurred()) return new_reference(none);
+  return result ? result : none_for(errors, none);
 }
 
 /* A call with options, and where its launch finds what it takes: the words of `c_calls.repeat`. Behind them lie four
@@ -415,11 +465,7 @@ Object *repeat(Object *self, Object *const *given, Size count) {
   int like = plan->grad == plan->none ? 0 : truth(call(plan->grad, 0, 0));
   like = like ? -(like < 0) : taken_apart(plan, given[0], given[1], found, &taken);
   if (like > 0) result = PyObject_VectorcallDict(plan->product, found, taken, 0);
-  else if (!PyErr_Occurred()) result = new_reference(plan->none);
-  else if (PyErr_ExceptionMatches(plan->errors)) { /* the call's own function says what is wrong */
-    PyErr_Clear();
-    result = new_reference(plan->none);
-  }
+  else result = PyErr_Occurred() ? none_for(plan->errors, plan->none) : new_reference(plan->none);
   while (taken) Py_DecRef(found[--taken]);
   return result;
 }
@@ -428,11 +474,11 @@ Object *repeat(Object *self, Object *const *given, Size count) {
    these and one named one. */
 typedef struct {
   Modes modes;
-  Object *none, *last, *again, *epilogue, *errors;
+  Object *none, *last, *epilogue, *errors;
   Word weight, lasts;
 } First;
 
-typedef struct { Word count; Object *name, *calls; } Last; /* 0: no name */
+typedef struct { Word count; Object *name; Places places; } Last; /* 0: no name */
 
 /* Of a call's arguments and options what its kept launch makes, None without one. */
 Object *first(Object *self, Object *const *given, Size count) {
@@ -441,26 +487,22 @@ Object *first(Object *self, Object *const *given, Size count) {
   Object *arguments = given[0], *options = given[1], *name = 0, *named = 0, *result = 0;
   Size size = PyTuple_Size(arguments), more = PyDict_Size(options), at = 0;
   if (size <= plan->weight) return new_reference(plan->none);
+  int mode = seen_by_mode(&plan->modes);
+  if (mode) return mode < 0 ? 0 : new_reference(plan->none);
   Object *shared = PyTuple_GetItem(arguments, plan->weight), *kind = class_of(shared);
   int list = kind == &PyList_Type, several = list || kind == &PyTuple_Type;
   if (more == 1) PyDict_Next(options, &at, &name, &named);
   for (Word i = 0; more < 2 && !several && i < plan->lasts; i++, last++) {
     if (last->count != size || last->name != name) continue;
-    Object *tensors[size + 1], *found = PyObject_GetAttr(last->calls, plan->again);
+    Object *tensors[size + 1];
     for (Size j = 0; j < size; j++) tensors[j] = PyTuple_GetItem(arguments, j);
     tensors[size] = named;
-    if (found) {
-      result = PyObject_VectorcallDict(found, tensors, size + more, 0);
-      Py_DecRef(found);
-    }
-    if (result && result != plan->none) return result;
-    if (result) Py_DecRef(result);
-    else if (PyErr_ExceptionMatches(plan->errors)) PyErr_Clear(); /* no dense tensors */
-    else return 0;
+    result = made_again(&last->places, plan->none, tensors);
+    if (!result) result = none_for(plan->errors, plan->none); /* no dense tensors */
+    if (result != plan->none) return result;
+    Py_DecRef(result);
     break;
   }
-  int mode = seen_by_mode(&plan->modes);
-  if (mode) return mode < 0 ? 0 : new_reference(plan->none);
   if (several && (list ? PyList_Size(shared) : PyTuple_Size(shared)) > 0)
     shared = list ? PyList_GetItem(shared, 0) : PyTuple_GetItem(shared, 0);
   Object *epilogue = more ? PyDict_GetItemWithError(options, plan->epilogue) : 0;

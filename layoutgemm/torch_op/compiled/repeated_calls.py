@@ -37,8 +37,8 @@ SEVERAL = (tuple, list)
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
 
-    last    what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is a
-            place to look first, never a proof: an id may come to be another object's
+    last    what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is
+            a place to look first, never a proof: an id may come to be another object's
     seen    all, by the first operand's shape, the weight's, and the names of the options
     alone   calls of tensors alone, by their number, and of one more, by its name
     weight  the place of the argument that most calls share
@@ -81,7 +81,8 @@ class RepeatedCalls:
     def from_c(self) -> None:
         """Look for calls from C, where there is a compiler."""
         if "first" not in vars(self):
-            found = c_calls.first(self.last, self.alone, self.weight, EPILOGUE)
+            alone = {of: last.places for of, last in self.alone.items()}
+            found = c_calls.first(self.last, alone, self.weight, EPILOGUE)
             self.first = found or self.first  # type: ignore[method-assign]
 
     def clear(self) -> None:
@@ -157,7 +158,7 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         return None
     if any(len(function_key(x)) != 1 for x in of_options.others.values()):
         return None  # of a function that reads variables
-    check = _check_of(tensors)
+    check = check_of(tensors, begins=True)
     kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
@@ -191,15 +192,6 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     exec(_code(source), names)
     found: Again = names["again"]
     return found
-
-
-def _check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """The check of tensors. Those that begin where others do have to do so in each call."""
-    check, begins = check_of(tensors), [x.data_ptr() for x in tensors]
-    pairs = [(i, first) for i, at in enumerate(begins) if (first := begins.index(at)) < i]
-    if check is None or not pairs:
-        return check
-    return lambda *given: check(*given) and all(given[i].data_ptr() == given[j].data_ptr() for i, j in pairs)
 
 
 def _memory(x: torch.Tensor) -> tuple[object, ...]:
