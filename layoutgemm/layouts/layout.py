@@ -21,8 +21,8 @@ from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .display import Convertible, HasPage, PicturedLayout
 from .int_tuple import (
-    BELOW,
     BEYOND,
+    ONE_DIGIT,
     SYMBOLS_SEEN,
     Pair,
     Shape,
@@ -70,14 +70,19 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         """A layout of integers, or with symbols where an entry is one."""
         if other:
             raise unknown_argument(cls.__new__, other)
-        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
-            self = _object_new(cls)
-            _set_shape(self, shape)
-            _set_stride(self, stride)
-            return self
-        seen = SYMBOLS_SEEN[0]
-        if shape.__class__ is not int or not 0 < shape < BEYOND:
+        # Python compares integers of one digit in a third of the time, where a jump follows.
+        if shape.__class__ is not int or shape < 1 or shape > ONE_DIGIT:
+            seen = SYMBOLS_SEEN[0]
             shape = as_shape(shape)
+        else:
+            if stride is None:
+                stride = 1
+            if stride.__class__ is int and stride >= 0 and stride <= ONE_DIGIT:
+                self = _object_new(cls)
+                _set_shape(self, shape)
+                _set_stride(self, stride)
+                return self
+            seen = SYMBOLS_SEEN[0]
         if stride is None:
             stride = _t.compact(shape) if shape.__class__ is tuple else 1
         else:
