@@ -46,11 +46,11 @@ class _Method(ctypes.Structure):
 class _Torch(ctypes.Structure):
     """`torch` of calls.c."""
 
-    _fields_ = [("library", ctypes.c_void_p), *[(name, ctypes.c_void_p) for name in (
-        "address", "dimensions", "sizes", "strides", "dtype", "device", "index", "function_modes", "dispatch_modes",
-        "requires_grad",
-    )], *[(name, ctypes.c_uint64) for name in ("tensor", "keys", "included", "excluded")],
-    ("kind", ctypes.c_void_p), ("parameter", ctypes.c_void_p)]  # fmt: skip
+    _fields_ = [(name, ctypes.c_uint64) for name in (
+        "library", "address", "dimensions", "sizes", "strides", "dtype", "device", "index", "mark", "function_modes",
+        "dispatch_modes", "requires_grad", "tensor", "keys", "counted", "included", "excluded", "increment", "kind",
+        "parameter",
+    )]  # fmt: skip
 
 
 class Library(NamedTuple):
@@ -109,6 +109,15 @@ def library() -> Library | None:
 
 
 _KEYS_OF_THREAD = "_ZN3c104impl26raw_local_dispatch_key_setE"  # words turned by constants: included, excluded
+_AOTI = "address", "dimensions", "sizes", "strides", "dtype", "device", "index"  # of torch's C interface
+_NAMED = "data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index"
+_SYMBOLS = {
+    **{name: f"aoti_torch_get_{own}" for name, own in zip(_AOTI, _NAMED)},
+    "mark": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    "function_modes": "_ZN2at4impl27torch_function_mode_enabledEv",
+    "dispatch_modes": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
+}
 _MOST_BYTES = 176  # of a tensor's implementation that are looked at: torch 2.6 has more
 
 
@@ -120,12 +129,14 @@ def _teach(functions: Library) -> None:
     Raises AttributeError for a torch without these functions, ValueError where Python says something else.
     """
     one, own = ctypes.CDLL(torch._C.__file__), torch._C
-    given = _Torch(one._handle, *[ctypes.cast(one[name], ctypes.c_void_p).value for name in (
-        *[f"aoti_torch_get_{name}" for name in ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type",
-                                                "device_index")],
-        "_ZN2at4impl27torch_function_mode_enabledEv", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
-        "_ZNK3c1010TensorImpl13requires_gradEv",
-    )], kind=id(torch.Tensor), parameter=id(torch.nn.Parameter))  # fmt: skip
+    given = _Torch(
+        library=one._handle,
+        increment=id(own._increment_version),
+        kind=id(torch.Tensor),
+        parameter=id(torch.nn.Parameter),
+    )
+    for name, symbol in _SYMBOLS.items():
+        setattr(given, name, ctypes.cast(one[symbol], ctypes.c_void_p).value)
     words = (ctypes.c_uint64 * 2).in_dll(one, _KEYS_OF_THREAD)
 
     def of_thread() -> list[int]:
@@ -139,13 +150,16 @@ def _teach(functions: Library) -> None:
     ]
     samples += [torch.zeros(2, 3, dtype=torch.complex64).conj(), torch.empty(4, 1, 2, device="meta")]
     with torch.inference_mode():
-        samples.append(torch.zeros(1, 7))
+        samples.append(torch.zeros(1, 7))  # the last one counts no writes
         apart = [word ^ turned for word, turned in zip(words, (given.included, given.excluded))] == of_thread()
     keys = [own._dispatch_keys(x).raw_repr() for x in samples]
     at = [x._cdata for x in samples]
     given.tensor = _offset([id(x) for x in samples], at, range(16, torch.Tensor.__basicsize__, 8))
     given.keys = _offset(at, keys, range(8, _MOST_BYTES, 8))
+    given.counted = keys[0] & ~keys[-1]
+    one[_SYMBOLS["mark"]](ctypes.c_void_p(id(samples[0]) + given.tensor))
     functions.loaded.learn(ctypes.byref(given))
+    apart &= samples[0]._version == 1 and given.counted != 0
     wanted = [(key, x.requires_grad, x.shape, x.stride()) for x, key in zip(samples, keys)]
     found = [None if each is None else _read(each) for each in map(functions.facts, samples)]
     if not apart or found != wanted or len({*keys}) < 4:

@@ -36,11 +36,14 @@ static struct {
   void *library;
   int (*address)(void *, void **), (*dimensions)(void *, Word *), (*sizes)(void *, Word **), (*strides)(void *, Word **);
   int (*dtype)(void *, int *), (*device)(void *, int *), (*index)(void *, int *);
+  void (*mark)(void *);           /* counts a write */
   _Bool (*function_modes)(void);  /* whether one is on */
   Word (*dispatch_modes)(void);   /* how many are on */
   _Bool (*requires_grad)(void *); /* of the tensor's implementation, to which a tensor is a pointer */
   Word tensor, keys;              /* bytes from the object to the tensor, and from its implementation to its keys */
+  Word counted;                   /* keys of a tensor whose writes are counted */
   Word included, excluded;        /* the keys of a thread have these bits turned */
+  Object *increment;              /* the function of Python that counts writes */
   Object *kind, *parameter;       /* the classes whose tensors torch's functions take */
 } torch;
 
@@ -179,6 +182,23 @@ static Word launch(Word *values, const Word *list, Word stream) {
   return error;
 }
 
+/* Whether torch's own function may count a write to a tensor: it throws for one of inference mode. */
+static int counts(const Plan *plan, Object *x) {
+  if (plan->mark != torch.increment || !plain_class(x)) return 0;
+  Word keys = *(Word *)(*(char **)((char *)x + torch.tensor) + torch.keys);
+  return (keys & torch.counted) == torch.counted;
+}
+
+/* Count a write to tensors by the function of Python. 0 with an exception. */
+static int marked_by(const Plan *plan, Object *const *given, const Word *written) {
+  Object *each = PyTuple_New(written[-1]);
+  for (Word i = 0; each && i < written[-1]; i++) PyTuple_SetItem(each, i, new_reference(given[written[i]]));
+  Object *marked = each ? call(plan->mark, each, 1) : 0;
+  if (each) Py_DecRef(each);
+  if (marked) Py_DecRef(marked);
+  return marked != 0;
+}
+
 /* The new tensors of a call: what `making` returns for tensors, and for words of numbers. */
 Object *product(Object *self, Object *const *given, Size count) {
   const Plan *plan = PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
@@ -212,12 +232,11 @@ Object *product(Object *self, Object *const *given, Size count) {
     for (Word pairs = *next++; pairs; pairs--, next += 2)
       if (at[next[1]] < at[next[0]] + spans[next[0]] && at[next[0]] < at[next[1]] + spans[next[1]])
         return new_reference(plan->none);
-    Object *each = PyTuple_New(written[-1]);
-    for (Word i = 0; each && i < written[-1]; i++) PyTuple_SetItem(each, i, new_reference(given[written[i]]));
-    Object *marked = each ? call(plan->mark, each, 1) : 0;
-    if (each) Py_DecRef(each);
-    if (!marked) return 0;
-    Py_DecRef(marked);
+    Word i = 0;
+    while (i < written[-1] && counts(plan, given[written[i]])) i++;
+    if (i == written[-1])
+      while (i) torch.mark((char *)given[written[--i]] + torch.tensor);
+    else if (!marked_by(plan, given, written)) return 0;
   }
   const Word *inner = next + 1;
   next = inner + 2 * *next;
