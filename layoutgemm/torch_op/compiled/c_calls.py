@@ -310,11 +310,12 @@ class RepeatPlan(NamedTuple):
     functions  the guard, the launch, what says that derivatives are recorded or None, and `number_word`
     given      the name of the option that has operands
     operands   how many these are; -1 for None, -2 where there is no such option
-    arguments  of each argument the class of several tensors or None, and how many
+    arguments  of each argument the class of several tensors or None, and how many; or a class and its attributes
     options    how many options there are
     compared   (whether it is an operand, name, value, whether an equal one of its type stands for it)
     named      (whether it is an operand, name) of each other tensor
     numbers    (operand, name, the least float that its word is not simply that of)
+    attributes  of an argument: (name, whether it is a tensor, else the object that it is)
     """
 
     functions: tuple[object, object, object, object]
@@ -325,6 +326,7 @@ class RepeatPlan(NamedTuple):
     compared: Sequence[tuple[bool, str, object, bool]]
     named: Sequence[tuple[bool, str]]
     numbers: Sequence[tuple[object, str, float]]
+    attributes: Sequence[tuple[str, bool, object]] = ()
 
     def call(self) -> Call | None:
         """The function; None without a C compiler."""
@@ -342,6 +344,8 @@ class RepeatPlan(NamedTuple):
             listed += [place, id(name)]
         for operand, name, most in self.numbers:
             listed += [id(operand), id(name), *_words_of(most)]
+        for name, is_tensor, value in self.attributes:
+            listed += [id(name), 0 if is_tensor else id(value)]
         plan = _words(*listed)
         return functions.function("repeat", (ctypes.addressof(plan), plan, self, held))
 

@@ -400,15 +400,16 @@ Object *by_options(Object *self, Object *const *given, Size count) {
   return result ? result : none_for(errors, none);
 }
 
-/* A call with options, and where its launch finds what it takes: the words of `c_calls.repeat`. Behind them lie four
-   lists of so many entries: the tensors of each argument, options, names, numbers. */
+/* A call with options, and where its launch finds what it takes: the words of `c_calls.RepeatPlan`. Behind them lie five
+   lists of so many entries: the tensors of each argument, options, names, numbers, attributes. */
 typedef struct {
   Object *none, *check, *product, *grad, *word, *given, *errors;
   Word arguments, options, operands; /* of the call, and in `given`: -1 for a None, -2 where there is no such option */
   Word compared, named, numbers, tensors;
 } Repeat;
 
-typedef struct { Object *kind; Word count; } Argument;                      /* 0: a tensor; else tuple or list */
+typedef struct { Object *kind; Word count; } Argument; /* 0: a tensor; tuple, list, or a class with so many attributes */
+typedef struct { Object *name, *value; } Attribute;    /* 0: a tensor; else the same object */
 typedef struct { Word in_given; Object *name, *value; Word is_value; } Same; /* an option as it has to be */
 typedef struct { Word in_given; Object *name; } Named;
 typedef struct { Object *operand, *name; double most; } Number; /* 0: every number by the function of Python */
@@ -441,6 +442,7 @@ static int taken_apart(const Repeat *plan, Object *arguments, Object *options, O
   const Same *each = (const Same *)(argument + plan->arguments);
   const Named *named = (const Named *)(each + plan->compared);
   const Number *number = (const Number *)(named + plan->named);
+  const Attribute *own = (const Attribute *)(number + plan->numbers);
   if (PyTuple_Size(arguments) != plan->arguments || PyDict_Size(options) != plan->options) return 0;
   Object *given = plan->operands == -2 ? 0 : PyDict_GetItemWithError(options, plan->given);
   if (plan->operands == -1 && given != plan->none) return 0;
@@ -452,10 +454,18 @@ static int taken_apart(const Repeat *plan, Object *arguments, Object *options, O
   for (Word i = 0; i < plan->arguments; i++, argument++) {
     Object *x = PyTuple_GetItem(arguments, i);
     if (argument->kind && class_of(x) != argument->kind) return 0;
-    int list = argument->kind == &PyList_Type;
-    if (argument->kind && (list ? PyList_Size(x) : PyTuple_Size(x)) != argument->count) return 0;
+    int list = argument->kind == &PyList_Type, several = list || argument->kind == &PyTuple_Type;
+    for (Word j = 0; argument->kind && !several && j < argument->count; j++, own++) {
+      Object *value = PyObject_GetAttr(x, own->name);
+      if (!value) return -1;
+      if (!own->value) found[(*taken)++] = value;
+      else Py_DecRef(value);
+      if (own->value && value != own->value) return 0;
+    }
+    if (argument->kind && !several) continue;
+    if (several && (list ? PyList_Size(x) : PyTuple_Size(x)) != argument->count) return 0;
     for (Word j = 0; j < argument->count; j++)
-      found[(*taken)++] = new_reference(!argument->kind ? x : list ? PyList_GetItem(x, j) : PyTuple_GetItem(x, j));
+      found[(*taken)++] = new_reference(!several ? x : list ? PyList_GetItem(x, j) : PyTuple_GetItem(x, j));
   }
   for (Word i = 0; i < plan->named; i++, named++) {
     Object *x = PyDict_GetItemWithError(named->in_given ? given : options, named->name);

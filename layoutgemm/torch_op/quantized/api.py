@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+from typing import cast as cast_as
 
 import torch
 
@@ -27,6 +30,7 @@ from ..checks import (
     transforms,
 )
 from ..compiled.lowering import register
+from ..compiled.repeated_calls import RepeatedCalls
 from ..compiled.traced import refuse
 from ..epilogue import arguments_beside, gate_of, refusal_of_epilogue
 from ..own_epilogue.formula import refusal_of_derivative
@@ -36,7 +40,7 @@ from ..reference import rounded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .epilogue_operator import traced
-from .kept import Key, find, found_last
+from .kept import READY, Key, find, found_last, note_again
 from .launch import check_bias, flat, quantized_product
 from .operators import checked_call, derivable, facts_of, recorded_product
 from .own_epilogue import (
@@ -54,6 +58,28 @@ _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
 
 
+_AGAIN = RepeatedCalls({}, 1)
+READY.on_clear.append(_AGAIN.clear)
+
+
+def _found_first(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function, whose last call with the same weights is looked for first: in C, and without its defaults."""
+
+    @functools.wraps(product)
+    def call(*arguments: Any, **options: Any) -> torch.Tensor:
+        if _is_traced():
+            return product(*arguments, **options)
+        if (found := _AGAIN.first(arguments, options)) is not None:
+            return cast_as(torch.Tensor, found)
+        made = product(*arguments, **options)
+        if len(arguments) == 2 and type(arguments[1]) is QuantizedWeight:
+            note_again(_AGAIN, arguments[1], options)
+        return made
+
+    return call
+
+
+@_found_first
 def quantized_matmul(
     x: torch.Tensor,
     weight: QuantizedWeight,
