@@ -431,7 +431,7 @@ def agrees(check: Any, by_torch: Any, given: Any, modes: set[str]) -> bool:
 
 @pytest.mark.parametrize("made_in", ["none", "no gradients", "inference", "autocast"])
 def test_facts_from_c_hold_where_torch_s_own_guard_does(made_in: str) -> None:
-    """Of tensors that differ in one thing, in each mode, and in a thread of its own."""
+    """Tensors differ in one thing, in each mode, and in another thread."""
     x = torch.randn(3, 3)
     with MODES[made_in]():
         guarded = {name: y for name, y in others(x).items() if type(y) in (torch.Tensor, torch.nn.Parameter)}
@@ -458,6 +458,7 @@ def test_facts_from_c_hold_where_torch_s_own_guard_does(made_in: str) -> None:
     compare()
     assert {mode for mode, *_ in held} >= {made_in}
     assert not any(mode in ("dispatch", "vmap", "fake") for mode, *_ in held)
+    assert ("inference", "of inference", "itself") not in held and ("none", "itself", "of inference") not in held
     here, held = held, set()
     thread = threading.Thread(target=compare)
     thread.start()
@@ -507,7 +508,7 @@ def test_another_torch_is_asked_by_python_s_functions(
 
 
 def test_a_write_to_a_tensor_of_inference_mode_is_counted_by_python_s_function(host: Host) -> None:
-    """Torch's own function throws for one outside of inference mode, which ends a process of C."""
+    """Torch's own function throws for such a tensor, which ends a process of C."""
     call = making([NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2, None, Given((0,), (64, 64)))
     x, y = torch.ones(16), torch.ones(16)
     with torch.inference_mode():
@@ -518,7 +519,7 @@ def test_a_write_to_a_tensor_of_inference_mode_is_counted_by_python_s_function(h
 
 
 def test_words_of_numbers_are_those_of_python() -> None:
-    """Of each float, and of numbers that Python's function takes or refuses."""
+    """C's words are those of `number_word`, for numbers that it refuses too."""
     operand, whole = EpilogueOperand("alpha", "", f32, host=True), EpilogueOperand("step", "", i32, host=True)
     values: list[Any] = [0.0, -0.0, 0.1, 1e-46, 2.0**-149, 3.4028235e38, -3.4028235677973366e38, 3.5e38, 1e300]
     values += [float("inf"), float("nan"), 7, True, np.float32(0.3), np.float64(0.1), torch.tensor(0.5), "x"]

@@ -68,7 +68,7 @@ class Library(NamedTuple):
         return made
 
     def facts(self, x: torch.Tensor) -> list[int] | None:
-        """What a guard compares of a tensor. None where torch has to be asked."""
+        """Facts of a tensor that a guard compares. None where torch has to be asked."""
         found = (ctypes.c_uint64 * _FACTS)()
         return [*found] if self.loaded.facts(ctypes.py_object(x), found, None) else None
 
@@ -122,7 +122,7 @@ _MOST_BYTES = 176  # of a tensor's implementation that are looked at: torch 2.6 
 
 
 def _teach(functions: Library) -> None:
-    """Let calls.c read tensors by torch's C interface, if that says of some tensors what Python says.
+    """Let calls.c read tensors by torch's C interface, which is first compared with Python.
 
     Where an object has its tensor, and that one its keys, no interface says. They are found by their values.
 
@@ -266,7 +266,7 @@ _MODES = modes_of_functions, modes_of_dispatch, vars(_forward), "_current_level"
 
 
 class Places:
-    """Where a kept call is looked for by its tensors, for `calls.c`.
+    """A place where `calls.c` looks for a kept call, by its tensors.
 
     last   guards by a tensor's id
     key    the place of that tensor
@@ -350,7 +350,7 @@ class RepeatPlan(NamedTuple):
         return functions.function("repeat", (ctypes.addressof(plan), plan, self, held))
 
 
-MISMATCHES = AttributeError, KeyError, RuntimeError, TypeError, ValueError  # of a call that is none of those kept
+MISMATCHES = AttributeError, KeyError, RuntimeError, TypeError, ValueError  # of a call that was not kept
 NO_TENSORS = AttributeError, TypeError, RuntimeError  # of a call whose operands are no dense tensors
 
 

@@ -134,7 +134,7 @@ _WITH_WEIGHTS = "scale_x", "bias"  # options of a call that are tensors, in the 
 
 
 def note_again(calls: RepeatedCalls, weight: Any, options: Mapping[str, Any]) -> None:
-    """Let `calls` find the last call with these weights, `LAST` of its options, by the arguments of such a call.
+    """Let `calls` find the last call of these weights and options by its arguments.
 
     Not one with an epilogue of its own, or an output: its launch is another.
     """
