@@ -43,7 +43,7 @@ class _Method(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-class _Torch(ctypes.Structure):
+class _TorchFunctions(ctypes.Structure):
     """`torch` of calls.c."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in (
@@ -129,7 +129,7 @@ def _teach(functions: Library) -> None:
     Raises AttributeError for a torch without these functions, ValueError where Python says something else.
     """
     one, own = ctypes.CDLL(torch._C.__file__), torch._C
-    given = _Torch(
+    given = _TorchFunctions(
         library=one._handle,
         increment=id(own._increment_version),
         kind=id(torch.Tensor),
@@ -163,7 +163,7 @@ def _teach(functions: Library) -> None:
     wanted = [(key, x.requires_grad, x.shape, x.stride()) for x, key in zip(samples, keys)]
     found = [None if each is None else _read(each) for each in map(functions.facts, samples)]
     if not apart or found != wanted or len({*keys}) < 4:
-        functions.loaded.learn(ctypes.byref(_Torch()))
+        functions.loaded.learn(ctypes.byref(_TorchFunctions()))
         raise ValueError("torch's C interface says something else of tensors than Python")
 
 
@@ -280,7 +280,7 @@ class Places:
 
 
 def again(last: object, places: Places) -> Call | None:
-    """The function that finds a kept call in `last`, which `places` has too; None without a C compiler."""
+    """The function that finds a kept call in `last`. None without a C compiler; `places` are of `last`."""
     functions = library()
     if functions is None:
         return None
@@ -289,7 +289,7 @@ def again(last: object, places: Places) -> Call | None:
 
 
 def by_options(last: object) -> Call | None:
-    """The function that finds a kept call of options and tensors; None without a C compiler.
+    """The function that finds a kept call by options and tensors. None without a C compiler.
 
     last  `LastCalls` by options and the number of tensors
     """

@@ -175,10 +175,10 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         options=len(options),
         compared=[
             (place, name, x, is_value(x))
-            for place, of in enumerate((of_options, of_given))
+            for place, of in ((False, of_options), (True, of_given))
             for name, x in of.others.items()
         ],
-        named=[(place, name) for place, of in enumerate((of_options, of_given)) for name in of.tensors],
+        named=[(place, name) for place, of in ((False, of_options), (True, of_given)) for name in of.tensors],
         numbers=[(operand, operand.name, float_below(operand)) for operand in kept.numbers],
     )
     if (made := plan.call()) is not None:

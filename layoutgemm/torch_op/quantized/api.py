@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 from typing import cast as cast_as
 
 import torch
@@ -58,15 +58,16 @@ _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
 
 
+F = TypeVar("F", bound=Callable[..., torch.Tensor])
 _AGAIN = RepeatedCalls({}, 1)
 READY.on_clear.append(_AGAIN.clear)
 
 
-def _found_first(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _found_first(product: F) -> F:
     """The function, whose last call with the same weights is looked for first: in C, and without its defaults."""
 
     @functools.wraps(product)
-    def call(*arguments: Any, **options: Any) -> torch.Tensor:
+    def call(*arguments: object, **options: object) -> torch.Tensor:
         if _is_traced():
             return product(*arguments, **options)
         if (found := _AGAIN.first(arguments, options)) is not None:
@@ -76,7 +77,7 @@ def _found_first(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
             note_again(_AGAIN, arguments[1], options)
         return made
 
-    return call
+    return cast_as(F, call)
 
 
 @_found_first

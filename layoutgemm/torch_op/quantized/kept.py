@@ -7,7 +7,7 @@ keep  the launch of a checked product whose tensors are read in place
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -29,6 +29,7 @@ from ..compiled.guards import (
 from ..compiled.repeated_calls import RepeatedCalls
 from ..launch import DirectLaunch, NewResult, NewTensor, ProductCall, empty_on_gpu, making, raw_stream
 from ..problem import contiguous_strides
+from .weights import QuantizedWeight
 
 Key = tuple[object, ...]
 
@@ -133,24 +134,24 @@ def find(
 _WITH_WEIGHTS = "scale_x", "bias"  # options of a call that are tensors, in the order of a launch
 
 
-def note_again(calls: RepeatedCalls, weight: Any, options: Mapping[str, Any]) -> None:
+def note_again(calls: RepeatedCalls, weight: QuantizedWeight, options: Mapping[str, object]) -> None:
     """Let `calls` find the last call of these weights and options by its arguments.
 
     Not one with an epilogue of its own, or an output: its launch is another.
     """
     if any(x is not None for name, x in options.items() if name not in (*_WITH_WEIGHTS, *_OPTIONS)):
         return
-    scale_x, bias = tensors = [options.get(name) for name in _WITH_WEIGHTS]
-    every = _tensors(None, weight.units, weight.scales, bias, scale_x)  # type: ignore[arg-type]
+    tensors = [name for name in _WITH_WEIGHTS if options.get(name) is not None]
+    count = 2 + (weight.scales is not None) + len(tensors)
     try:
-        last = LAST.get(((weight.kind, *[options.get(name) for name in _OPTIONS]), len(every)))
+        last = LAST.get(((weight.kind, *[options.get(name) for name in _OPTIONS]), count))
     except TypeError:  # an option without a hash
         return
     guard = None if last is None else last.get(id(weight.units))
     at = calls.key(weight, options)
     if guard is None or calls.last.get(at) is False:
         return
-    others = {name: x for name, x in options.items() if name not in _WITH_WEIGHTS or x is None}
+    others = {name: x for name, x in options.items() if name not in tensors}
     own = ("units", True, None), ("scales", weight.scales is not None, None), ("kind", False, weight.kind)
     plan = RepeatPlan(
         functions=(guard.check, guard.kept, None, number_word),
@@ -159,7 +160,7 @@ def note_again(calls: RepeatedCalls, weight: Any, options: Mapping[str, Any]) ->
         arguments=[(None, 1), (type(weight), len(own))],
         options=len(options),
         compared=[(False, name, x, is_value(x)) for name, x in others.items()],
-        named=[(False, name) for name, x in zip(_WITH_WEIGHTS, tensors) if x is not None],
+        named=[(False, name) for name in tensors],
         numbers=(),
         attributes=own,
     )
