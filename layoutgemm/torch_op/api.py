@@ -55,7 +55,7 @@ from .checks import (
 )
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
-from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, Lasts, RepeatedCalls, repeated
+from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, Lasts, RepeatedCalls, epilogue_key, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
@@ -115,23 +115,22 @@ def repeated_first(
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
                 return product(*tensors, **options)
-            if (found := calls.first(tensors, options)) is not None:
+            if calls.first is not None and (found := calls.first(tensors, options)) is not None:
                 return found
             if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
-                    calls.from_c()
+                    calls.look_first()
                     return found
                 if type(tensors[weight]) not in SEVERAL:  # the next one is found above
                     return product(*tensors, **options)
             if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or len(tensors) <= weight:
                 return product(*tensors, **options)
-            shared = tensors[weight]
-            at = calls.key(shared, options)
+            shared, first = [x[0] if type(x) in SEVERAL and x else x for x in (tensors[weight], tensors[0])]
+            at = id(shared) ^ epilogue_key(options.get)
             known = calls.last.get(at)
             if not known and not names >= options.keys():
                 raise unknown_argument(product, options)
-            shared, first = [x[0] if type(x) in SEVERAL and x else x for x in (shared, tensors[0])]
             try:
                 kind: tuple[object, ...] = (first.shape, shared.shape, len(tensors), *options)
                 alike = calls.seen.get(kind, ())

@@ -535,6 +535,7 @@ Object *first(Object *self, Object *const *given, Size count) {
   if (several && (list ? PyList_Size(shared) : PyTuple_Size(shared)) > 0)
     shared = list ? PyList_GetItem(shared, 0) : PyTuple_GetItem(shared, 0);
   Object *epilogue = more ? PyDict_GetItemWithError(options, plan->epilogue) : 0;
+  if (epilogue == plan->none) epilogue = 0;
   Object *known = by_address(plan->last, (Word)shared ^ (Word)epilogue);
   if (!known) return PyErr_Occurred() ? 0 : new_reference(plan->none);
   result = PyObject_VectorcallDict(known, given, count, 0);

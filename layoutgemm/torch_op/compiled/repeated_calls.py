@@ -34,6 +34,12 @@ MAX_OF_KIND = 8  # calls of the same shapes and names: beyond, none is kept, as 
 SEVERAL = (tuple, list)
 
 
+def epilogue_key(get: Callable[[str], object]) -> int:
+    """The epilogue's part of a call's key in `RepeatedCalls.last`; the id of the shared argument is the other one."""
+    found = get(EPILOGUE)
+    return 0 if found is None else id(found)
+
+
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
 
@@ -42,20 +48,20 @@ class RepeatedCalls:
     seen    all, by the first operand's shape, the weight's, and the names of the options
     alone   calls of tensors alone, by their number, and of one more, by its name
     weight  the place of the argument that most calls share
+    first   the result of the kept call that was the last one of such arguments, or None; None while no call is kept.
+            C looks for it where there is a compiler: `c_calls.first`
     """
 
     def __init__(self, alone: Lasts, weight: int) -> None:
         self.last: dict[int, Again | Literal[False]] = {}
         self.seen: dict[tuple[object, ...], list[Again]] = {}
         self.alone, self.weight = dict(alone), weight
+        self.first: Again | None = None
         self._changes: dict[int, int] = {}
         KEPT.on_clear.append(self.clear)
 
-    def first(self, arguments: Arguments, options: Options) -> object:
-        """The result of the kept call that was the last one of such arguments. None without one.
-
-        C looks for it where there is a compiler: `c_calls.first`.
-        """
+    def _first(self, arguments: Arguments, options: Options) -> object:
+        """`first` without a C compiler."""
         if len(arguments) <= self.weight:
             return None
         shared = arguments[self.weight]
@@ -69,21 +75,15 @@ class RepeatedCalls:
                 return made
         if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
             return None
-        known = self.last.get(self.key(shared, options))
+        at = id(shared[0] if type(shared) in SEVERAL and shared else shared)
+        known = self.last.get(at ^ epilogue_key(options.get))
         return known(arguments, options) if known else None
 
-    def key(self, shared: object, options: Options) -> int:
-        """The key of a call in `last`, by its argument at `weight`."""
-        if isinstance(shared, SEVERAL) and shared:
-            shared = shared[0]
-        return id(shared) ^ id(options[EPILOGUE]) if EPILOGUE in options else id(shared)
-
-    def from_c(self) -> None:
-        """Look for calls from C, where there is a compiler."""
-        if "first" not in vars(self):
+    def look_first(self) -> None:
+        """Look for calls by `first` from now on."""
+        if self.first is None:
             alone = {of: last.places for of, last in self.alone.items()}
-            found = c_calls.first(self.last, alone, self.weight, EPILOGUE)
-            self.first = found or self.first  # type: ignore[method-assign]
+            self.first = c_calls.first(self.last, alone, self.weight, EPILOGUE) or self._first
 
     def clear(self) -> None:
         """Drop all."""
@@ -93,7 +93,7 @@ class RepeatedCalls:
 
     def note(self, at: int, again: Again) -> None:
         """Look for a call here first from now on."""
-        self.from_c()
+        self.look_first()
         if len(self.last) >= MAX_READY:
             self.last.clear()
             self._changes.clear()

@@ -70,7 +70,7 @@ def _found_first(product: F) -> F:
     def call(*arguments: object, **options: object) -> torch.Tensor:
         if _is_traced():
             return product(*arguments, **options)
-        if (found := _AGAIN.first(arguments, options)) is not None:
+        if _AGAIN.first is not None and (found := _AGAIN.first(arguments, options)) is not None:
             return cast_as(torch.Tensor, found)
         made = product(*arguments, **options)
         if len(arguments) == 2 and type(arguments[1]) is QuantizedWeight:
