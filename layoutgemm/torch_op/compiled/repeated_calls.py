@@ -35,7 +35,7 @@ SEVERAL = (tuple, list)
 
 
 def epilogue_key(get: Callable[[str], object]) -> int:
-    """The epilogue's part of a call's key in `RepeatedCalls.last`; the id of the shared argument is the other one."""
+    """The epilogue's part of a call's key in `RepeatedCalls.last`. The shared argument's id is the other."""
     found = get(EPILOGUE)
     return 0 if found is None else id(found)
 
