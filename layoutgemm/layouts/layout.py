@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ..arguments import DEPTH, as_int, is_int, refusal, shown, unknown_argument
 from ..cute_names import ATTRIBUTES
@@ -96,11 +96,8 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         _set_stride(self, stride)
         return self
 
-    if not TYPE_CHECKING:  # which knows what a layout has
-
-        def __getattr__(self, name: str) -> NoReturn:
-            said = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}", name=name, obj=self)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ATTRIBUTES]
 
     @staticmethod
     def _new(shape: Shape, stride: Stride) -> Layout:
@@ -694,6 +691,24 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     def __str__(self) -> str:
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
 
+
+class _Absent:
+    """An attribute that tensors have and layouts lack. Its AttributeError says what to write.
+
+    A `__getattr__` would make each attribute of a layout take five times as long.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout | None, owner: type) -> NoReturn:
+        kind = f"type object {owner.__name__!r}" if layout is None else f"{owner.__name__!r} object"
+        said = f"{kind} has no attribute {self._name!r}: {ATTRIBUTES[self._name]}"
+        raise AttributeError(said, name=self._name, obj=layout)
+
+
+for _name in ATTRIBUTES:
+    setattr(Layout, _name, _Absent(_name))
 
 _object_new = object.__new__
 _set_shape = Layout.__dict__["shape"].__set__
