@@ -249,8 +249,9 @@ def scaled_matmul(
     Factors are (M, K / 32), which are copied, or lie contiguously by SwizzleType.SWIZZLE_32_4_4, padded to 128 rows and
     4 factors, in any other shape; `swizzle_a` says so where the shape does not. [factors, number] has a float32 scale
     of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(). Bias and activation go with
-    them, and no gate, no other parts and no out_recipe. Their sums are float32, whatever use_fast_accum is. On the CPU
-    a factor below 0 is refused; on a GPU none is looked at, and its sign is not read.
+    them, or an epilogue; no gate, no other parts and no out_recipe. Beside an epilogue a scale of the whole operand is
+    its first step. Their sums are float32, whatever use_fast_accum is. On the CPU a factor below 0 is refused; on a GPU
+    none is looked at, and its sign is not read.
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -508,6 +509,9 @@ def grouped_matmul(
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Along K the blocks are those of K, (M, K blocks) and (N / 128, K blocks) or
               (N, K blocks); a scale of each row and column of each group is (experts, M, 1) and (experts, 1, N)
+              Block scales of the tensor cores, as for scaled_matmul, have factors of the same types: (rows, K / 32) and
+              (experts, N, K / 32), or flat by SWIZZLE_32_4_4. In that order each group of rows is padded to 128, in as
+              much memory as any groups of so many rows need. Of all forms but K; with config=Sm100Config() on a GPU
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
     activation  of the same forms also a gate, "swiglu" or "geglu": b is [gate | up] of each expert, (experts, K, 2N),

@@ -1,4 +1,4 @@
-"""Factors of the tensor cores' block scales, as torch tensors: their types, both of their orders, their products.
+"""Factors of the tensor cores' block scales as torch tensors: types, orders, products.
 
     order             factors of `rows` rows, one for each K block of 32 or 16 elements
     ----------------  ------------------------------------------------------------------------------------------------
@@ -165,9 +165,10 @@ def copied_factors(lines: Lines, scales: Mapping[str, torch.Tensor]) -> list[tup
 
 
 def places_in_chunks(rows: int, ends: torch.Tensor, last: int) -> torch.Tensor:
-    """The place of each row among rows of groups that are padded to 128; `last` for those in no group.
+    """The place of each row among rows of groups that are padded to 128.
 
     ends  where each group ends
+    last  the place of rows in no group
 
     >>> places_in_chunks(5, torch.tensor([2, 2, 3]), 512).tolist()
     [0, 1, 128, 512, 512]
@@ -183,7 +184,9 @@ def places_in_chunks(rows: int, ends: torch.Tensor, last: int) -> torch.Tensor:
 
 
 def of_only_matrix(x: torch.Tensor) -> torch.Tensor:
-    """The factors of a batch of one as those of its matrix; in the kernel's order these are the same.
+    """The factors of a batch of one as those of its matrix.
+
+    In the kernel's order these are the same.
 
     >>> of_only_matrix(torch.ones(1, 3, 2)).shape, of_only_matrix(torch.ones(512)).shape
     (torch.Size([3, 2]), torch.Size([512]))

@@ -361,7 +361,9 @@ class BlockArguments(NamedTuple):
 def factors_beside(
     given: tuple[object, object], options: tuple[object, ...], config: object, out_recipe: object
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[str, str]]:
-    """The factors of a product with an epilogue, whose shapes say their order, and the names of their recipes.
+    """The factors of a product with an epilogue, and the names of their recipes.
+
+    The factors' shapes say their order then.
 
     given    scale_a and scale_b
     options  both recipes, then both swizzles

@@ -134,7 +134,7 @@ class GroupedCall(NamedTuple):
         return factor_lines(a, b, format_by_recipe(a.dtype, recipes.a), _JOINED.get(self.form, ""), self.experts)
 
     def places(self, lines: Lines, groups: torch.Tensor) -> torch.Tensor | None:
-        """The place of each row, or column, of groups among its operand's block scales; None of a batch's."""
+        """The place of each row, or column, of groups among block scales. None of a batch's."""
         joined = next((line for line in lines if line.groups), None)
         if joined is None:
             return None

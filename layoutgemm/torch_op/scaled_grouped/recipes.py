@@ -82,7 +82,7 @@ class Recipes(NamedTuple):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Rows of A, and columns of B, that share a scale of a K block of 128.
+        """Rows of A, and columns of B, that share a scale of 128 of K.
 
         >>> Recipes(BLOCK, SQUARE).groups
         (1, 128)
@@ -159,8 +159,8 @@ def recipe_text(name: str, recipe: object, scale: object = None) -> str:
     if text in _OTHERS:
         raise OperandError(
             f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
-            f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. scaled_matmul has a kernel "
-            f"of theirs for factors of {_OTHERS[text]} and config=Sm100Config()"
+            f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. scaled_matmul and "
+            f"grouped_matmul have kernels of theirs for factors of {_OTHERS[text]} and config=Sm100Config()"
         )
     raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
 

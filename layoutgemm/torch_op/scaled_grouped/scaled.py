@@ -433,9 +433,11 @@ def epilogue_for(call: ScaledCall, finish: BiasActivation) -> Epilogue:
 def facts_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, fast: bool
 ) -> tuple[tuple[int, int, int, int], tuple[str, str, str], tuple[int, ...] | None, str | None]:
-    """M, N, K and batch; types; rows that share a scale of the main loop, as `tuned_name` has them; block scales.
+    """The sizes, types, scales and block scales by which a kernel is chosen.
 
-    fast  whether other sums stay in the tensor core
+    fast  whether sums without scales of the main loop stay in the tensor core
+
+    These are (M, N, K, batch); names; rows that share a scale, as `tuned_name` has them; and a format or None.
     """
     sizes = call.shape[-2], call.shape[-1], elements_of_k(a), a.shape[0] if a.ndim == 3 else 1
     types = ELEMENTS[a.dtype], f"{ELEMENTS[b.dtype]}:col", C_NAMES[call.kind]
