@@ -165,7 +165,8 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (MX, {"scale_a": MX.scale_a[:, :2]}, TensorError, r"scale_a.float\(\) has scales of 128"),
     (NV, {"scale_b": (-NV.scale_b.float()).to(E4M3)}, OperandError, r"scale_b\[0, 0\] is -\d.*: a factor is not below"),
     (MX, {"config": Sm90Config((128, 128))}, OperandError, r"config is an Sm90Config: .*config=Sm100Config\(\)"),
-    (MX, {"activation": "swiglu"}, OperandError, "activation 'swiglu': .*known are 'relu'"),
+    (MX, {"activation": "swigl"}, OperandError, "activation 'swigl': do you mean 'swiglu'"),
+    (Drawn("mxfp8", 40, 3), {"activation": "swiglu"}, TensorError, "3"),
     (MX, {"out_recipe": "BlockWise1x128", "out_dtype": E4M3}, OperandError, "layoutgemm.quantize takes it"),
     (MX, {"rows": torch.zeros(3, dtype=torch.int64)}, OperandError, "takes bias and activation, or an epilogue; layou"),
     (NV, {"scale_a": [NV.scale_a, HALF], "epilogue": Epilogue()}, OperandError, r"its first step, Scale\('global_a'"),
@@ -238,8 +239,8 @@ def test_an_epilogue_follows_the_factors_and_its_operands_have_gradients(compile
 class DrawnGroups:
     """Three experts, of which one has no rows, with a product and factors of each."""
 
-    def __init__(self, form: str) -> None:
-        self.sizes, experts = [130, 0, 7], [Drawn(form, m, 48, 192) for m in (130, 1, 7)]
+    def __init__(self, form: str, n: int = 48) -> None:
+        self.sizes, experts = [130, 0, 7], [Drawn(form, m, n, 192) for m in (130, 1, 7)]
         of_rows = [experts[0], experts[2]]
         self.a, self.scale_a = (torch.cat([getattr(x, name) for x in of_rows]) for name in ("a", "scale_a"))
         self.b = torch.stack([x.b.mT for x in experts]).mT
@@ -328,6 +329,41 @@ def test_groups_are_explained_and_refused_by_name() -> None:
         grouped_matmul(of.a, of.b, of.offsets, scale_a=torch.ones(137, 2), recipe_a="BlockWise1x32")
 
 
+WIDE = Drawn("mxfp8", 40, 256)
+WIDE_GROUPS = DrawnGroups("nvfp4", 256)
+
+
+def gated(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu of the first half of the columns times the second."""
+    gate, up = (x.double() if bias is None else x.double() + bias).chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up).float()
+
+
+def is_gated(c: torch.Tensor, want: torch.Tensor) -> bool:
+    """The gate's own rounding alone: the sums are exact."""
+    return torch.allclose(c, want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_gate_is_of_both_halves_of_b_in_one_launch() -> None:
+    for one in (WIDE, MX):
+        for given in (one.given, one.as_torch):
+            bias = torch.arange(float(one.b.shape[-1])) % 3
+            got = scaled_matmul(*given, activation="swiglu", bias=bias, out_dtype=F32)
+            assert is_gated(got, gated(one.want, bias))
+            empty = Epilogue()
+            assert is_gated(scaled_matmul(*given, activation="swiglu", epilogue=empty, out_dtype=F32), gated(one.want))
+    scales = {"scale_a": WIDE.scale_a, "scale_b": WIDE.scale_b, "activation": "swiglu", "config": ASKED}
+    told = explain_matmul(WIDE.a, WIDE.b, **scales)
+    assert "40x128x192" in told.kernel and "tile 128x256x128" in told.kernel
+    told = explain_matmul(MX.a, MX.b, **{**scales, "scale_a": MX.scale_a, "scale_b": MX.scale_b})
+    assert "24 columns of a half; the other half's factors begin with a chunk" in str(told)
+    for groups in (WIDE_GROUPS, GROUPS["mxfp8"]):
+        assert is_gated(groups(activation="swiglu"), gated(groups.want))
+        given = {"scale_a": groups.flat_a, "scale_b": groups.flat_b, "activation": "swiglu", "config": ASKED}
+        told = explain_matmul(groups.a, groups.b, offsets=groups.offsets, **given)
+        assert ("a half;" in str(told)) == (groups is GROUPS["mxfp8"])
+
+
 def test_launches_that_copy_factors_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     of = GROUPS["mxfp8"]
     with every_door(monkeypatch, "sm_100a", computes=False) as made:
@@ -361,6 +397,28 @@ CASES["mxfp8, N contiguous"] = (
 CASES["nvfp4, scales of all"] = (
     lambda: scaled_matmul(NV.a, [NV.as_torch[1], HALF], NV.b, [NV.scale_b, FOUR], **LEVELS, config=ASKED, bias=BIAS,
                           out_dtype=F32), 2 * NV.want + BIAS)  # fmt: skip
+
+
+SWIGLU: dict[str, Any] = {"activation": "swiglu", "config": ASKED, "out_dtype": F32}
+GATED_CASES: dict[str, Any] = {
+    "mxfp8, a gate": (partial(scaled_matmul, *WIDE.as_torch, **SWIGLU), WIDE.want),
+    "mxfp8, a gate by torch": (partial(scaled_matmul, *MX.given, **SWIGLU), MX.want),
+    "nvfp4, groups, a gate": (partial(WIDE_GROUPS, **SWIGLU), WIDE_GROUPS.want),
+    "nvfp4, masked, a gate": (lambda: WIDE_GROUPS.counted(grouped_matmul(**WIDE_GROUPS.masked, **SWIGLU)),
+                              WIDE_GROUPS.want),
+    "mxfp8, groups, a gate by torch": (partial(GROUPS["mxfp8"], **SWIGLU), GROUPS["mxfp8"].want),
+    "mxfp8, a gate and an epilogue": (
+        partial(scaled_matmul, *WIDE.as_torch, epilogue=Epilogue(Bias()), given={"bias": torch.zeros(128)}, **SWIGLU),
+        WIDE.want),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in GATED_CASES])
+def test_its_gate_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, want = GATED_CASES[name]
+    with every_door(monkeypatch, "sm_100a") as made:
+        assert is_gated(call(), gated(want))
+    assert len(made) == 1 and ("by torch" in name) == (made[0][0].gated is None)
 
 
 CASES["nvfp4, an epilogue"] = (

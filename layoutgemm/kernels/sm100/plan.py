@@ -250,10 +250,11 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         """
         form = None if scales is None else scale_format(scales)
         config = config or Sm100Config()
-        tile = config.tile or (BLOCK_ROWS, 128 if form else 256)
-        config = config if config.tile else replace(config, tile=tile)
-        check_sizes(m=m, n=n, k=k, batch=batch)
         sums = combination(gated)
+        if config.tile is None:
+            config = gated_scales(config) if form and sums else replace(config, tile=(BLOCK_ROWS, 128 if form else 256))
+        tile = present(config.tile)
+        check_sizes(m=m, n=n, k=k, batch=batch)
         second = pair_of(pair, sums)
         epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
@@ -263,7 +264,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
             gated=sums, pair=second, indexed=indexed, epilogue=epilogue, ragged=ragged, along_k=along_k,
             mainloop=mainloop, batch=batch,
         )  # fmt: skip
-        _check_scales(form, (a_spec, b_spec), k, config, asked)
+        _check_scales(form, (a_spec, b_spec), (n, k), config, asked)
         _check_groups(ragged, along_k, (m, n, k, batch), (a_spec, b_spec, c_spec), config.tile_k)
         check_epilogue(epilogue, c_spec)
         check_parts(asked.parts, batch, (*SUMS, *GROUPS))
@@ -308,7 +309,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         scatters = indexed is not None and indexed.places_rows
         ends = asked.ragged is not None and not scatters
         store = ragged_store(store, of_c > 1) if ends else scattered(indexed, store.of_batch(of_c))
-        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged)
+        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged, sums)
         groups = asked.ragged or asked.along_k
         table = 0 if groups is None else groups.bytes
         stages = _stages(target, (a_plan, b_plan), store, config, scales, table)
@@ -473,12 +474,13 @@ def _other_way(spec: Operand) -> str:
 
 
 def _check_scales(
-    form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
+    form: ScaleFormat | None, operands: tuple[Operand, Operand], sizes: tuple[int, int], config: Sm100Config,
     asked: Asked,
 ) -> None:  # fmt: skip
-    """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
+    """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take. `sizes`: N and K."""
     if form is None:
         return
+    n, k = sizes
     for name, spec, order in zip("ab", operands, ("row", "col"), strict=True):
         if spec.order != order:
             raise PlanError(
@@ -497,15 +499,34 @@ def _check_scales(
             f"a tile of {rows} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
             f"for each tile: a tile of {CHUNK_ROWS} rows"
         )
-    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
+    beside = ("gate", "epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
     if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
         raise PlanError(
-            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch, groups"
+            f"{taken[0]}: no kernel has it with block scales; it takes a gate, an epilogue, an order, a batch, groups"
         )
+    if "gate" in asked.parts:
+        if (rows, columns) != gated_scales(config).tile:
+            raise PlanError(
+                f"a tile of {rows}x{columns}: each half of a gate has whole chunks of {CHUNK_ROWS} columns in it, and "
+                f"one CTA has both halves' factors; {BLOCK_ROWS}x{2 * CHUNK_ROWS}"
+            )
+        if n % CHUNK_ROWS:
+            raise PlanError(
+                f"n = {n}: the second half's factors begin with a chunk of {CHUNK_ROWS} columns; a multiple of it"
+            )
+
+
+def gated_scales(config: Sm100Config) -> Sm100Config:
+    """The configuration of a gate with block scales. 128 columns of each half leave room for one accumulator.
+
+    >>> gated_scales(Sm100Config()).tile
+    (128, 256)
+    """
+    return replace(config, tile=(BLOCK_ROWS, 2 * CHUNK_ROWS), accumulators=1)
 
 
 def _scales(
-    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None
+    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None, halves: int
 ) -> BlockScales:
     """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
     if tile_k % form.chunk_k:
@@ -513,7 +534,8 @@ def _scales(
             f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
         )
     taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
-    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, present(config.tile)[1] // CHUNK_ROWS), taken, joined)
+    groups = 1, present(config.tile)[1] // CHUNK_ROWS
+    found = BlockScales(form, atom, tile_k // form.chunk_k, groups, taken, joined, halves)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "

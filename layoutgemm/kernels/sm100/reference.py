@@ -257,13 +257,14 @@ class _Group:
             chunk, group = scales.pitches(plan.k)
             bits = np.asarray(self.given[name]).view(tma.dtype.storage)
             source = GlobalMatrix(bits, chunk, tuple([extents[dim] for dim in tma.dims]), group)
-            group = scales.first_group(first[name][0], at["l"], first[name][1])
+            loads = scales.loads(operand, first[name][0], at["l"], first[name][1])
             if scales.joined and operand == 0:
                 starts, before = tables(plan, np.asarray(self.given[present(plan.ragged).name]))
-                group = first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1])
-            place = scales.place(at["k"] // plan.tile[2], group)
-            copy_boxes(tma, tma.instructions, source, place, block.smem, address + scales.offset(operand),
-                       self.blocks[0].full[stage])  # fmt: skip
+                loads = [(first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1]), loads[0][1])]
+            for at_group, offset in loads:
+                place = scales.place(at["k"] // plan.tile[2], at_group)
+                copy_boxes(tma, tma.instructions, source, place, block.smem, address + offset,
+                           self.blocks[0].full[stage])  # fmt: skip
 
     def _copy_scales(self, scales: BlockScales, stage: int, block: _PairBlock) -> None:
         """tcgen05.cp of a stage's chunks: rows through the descriptor, to every place that the atom's map names."""

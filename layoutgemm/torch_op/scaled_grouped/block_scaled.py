@@ -30,10 +30,12 @@ from ...kernels.plan import tile_count
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
+from ..bias_activation import GATES
 from ..checks import check_activation, check_device, check_out, copied, needs_dispatcher, refuse_derivatives, stored_as
 from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import CHECKS, check_kinds, checking_operator, named, refusal, refuse, refuse_finish
 from ..composed.api import refuse_or_raise
+from ..epilogue import gate_of
 from ..operators import operator_of, with_autograd
 from ..prepared import Config, config_text, on_gpu
 from ..problem import asks_tcgen05
@@ -53,6 +55,7 @@ from .block_factors import (
 )
 from .by_mma import MmaProduct, mma_plan
 from .epilogue import scale_step
+from .gated import why_by_torch
 from .kept import KeptKey, Key, find, launch
 from .operators import WAY_OUT, plain_config
 from .recipes import SCALES, TENSOR, as_members
@@ -104,6 +107,7 @@ class BlockScaledCall(NamedTuple):
     kind     the result's type, of that `shape`
     k        elements of K
     blocked  whether factors of a, and of b, lie in the kernel's order
+    halves   columns of b for each of the result: 2 with a gate
     """
 
     form: str
@@ -111,6 +115,7 @@ class BlockScaledCall(NamedTuple):
     shape: tuple[int, ...]
     k: int
     blocked: tuple[bool, bool]
+    halves: int = 1
 
     def laid(self, of: BlockFactors) -> list[torch.Tensor]:
         """The factors of A and B, whose shape says their order: flat in the kernel's."""
@@ -118,7 +123,14 @@ class BlockScaledCall(NamedTuple):
 
     def lines(self, operand: int) -> FactorLines:
         """The places of the factors of A (0) or B (1)."""
-        return FactorLines((*self.shape[:-2], self.shape[operand - 2], tile_count(self.k, FORMATS[self.form].vector)))
+        lines = self.shape[operand - 2] * (self.halves if operand else 1)
+        return FactorLines((*self.shape[:-2], lines, tile_count(self.k, FORMATS[self.form].vector)))
+
+    @property
+    def ungated(self) -> BlockScaledCall:
+        """The product of all columns in float32, which a gate may follow."""
+        shape = (*self.shape[:-1], self.shape[-1] * self.halves)
+        return self._replace(kind=torch.float32, shape=shape, halves=1)
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -192,7 +204,10 @@ def checked_block_scaled(
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both{pairs}")
     kind = stored_as(torch.float8_e4m3fn, out_dtype, a.dtype)
     front, k = tuple(a.shape[:-2]), elements_of_k(a)
-    call = BlockScaledCall(form.name, kind, (*front, a.shape[-2], b.shape[-1]), k, (False, False))
+    check_activation(activation)
+    finish = BiasActivation(of.bias, activation)  # type: ignore[arg-type]  # by the check
+    shape = (*front, a.shape[-2], finish.columns(b))
+    call = BlockScaledCall(form.name, kind, shape, k, (False, False), finish.halves)
     blocked = [
         call.lines(operand).is_blocked(name, x, form, swizzle)
         for operand, (name, x, swizzle) in enumerate(zip(SCALES, (of.scale_a, of.scale_b), options[2:], strict=True))
@@ -201,7 +216,6 @@ def checked_block_scaled(
     for name, x in (("scale_a[1]", of.global_a), ("scale_b[1]", of.global_b)):
         if x is not None and (x.dtype != torch.float32 or x.numel() != 1):
             raise OperandError(f"{name} is {x.dtype} of shape {list(x.shape)}: a scale of all is one float32 element")
-    check_activation(activation, ())
     check_bias(of.bias, [(b.shape[-1],)])
     if out is not None:
         check_out(out, call.shape, kind, of.named)
@@ -225,13 +239,15 @@ def sums(call: BlockScaledCall, of: BlockFactors) -> torch.Tensor:
 
 @lru_cache(256)
 def block_epilogue(scales: tuple[str, ...], bias: str | None, activation: str | None) -> Epilogue:
-    """The epilogue of whole operands' scales by name, a bias's type, an activation.
+    """The epilogue of whole operands' scales by name, a bias's type, an activation; of a gate what comes before it.
 
     >>> [type(step).__name__ for step in block_epilogue(("global_a",), "bf16", "relu").steps]
     ['Scale', 'Bias', 'Activation']
     """
     steps = [step for name in scales for step in scale_step(name, "m", TENSOR)]
     steps += [] if bias is None else [Bias("n", bias)]
+    if activation in GATES:
+        return Epilogue(*steps, sums=len(steps))
     return Epilogue(*steps, *([] if activation is None else [Activation(activation)]))
 
 
@@ -245,7 +261,8 @@ def plan_of(
     epilogue = block_epilogue(scales, None if of.bias is None else C_NAMES[of.bias.dtype], activation)
     types = ELEMENTS[of.a.dtype], f"{ELEMENTS[of.b.dtype]}:col", C_NAMES[call.kind]
     sizes = m, n, call.k, prod(call.shape[:-2])
-    plan, why = mma_plan(MmaProduct(sizes, types, epilogue=epilogue or None, form=call.form), index, config)  # type: ignore[arg-type]
+    product = MmaProduct(sizes, types, epilogue=epilogue or None, gate=gate_of(activation), form=call.form)
+    plan, why = mma_plan(product, index, config)  # type: ignore[arg-type]
     assert isinstance(plan, Sm100Plan)
     return plan, why
 
@@ -258,7 +275,8 @@ def block_scaled_product(
     if 0 in call.shape:
         return torch.empty(call.shape, dtype=call.kind, device=of.a.device) if out is None else out
     if not call.k or not on_gpu(of.a.get_device()):  # an empty sum is 0, and bias and activation follow
-        wide = sums(call, of) if call.k else torch.zeros(call.shape, dtype=torch.float32, device=of.a.device)
+        zeros = call.ungated.shape
+        wide = sums(call, of) if call.k else torch.zeros(zeros, dtype=torch.float32, device=of.a.device)
         value = finished_by_torch(wide, of.bias, BiasActivation(of.bias, activation), call.kind)
         return value if out is None else out.copy_(value)
     if of.a.ndim == 3 and of.a.shape[0] == 1:
@@ -268,6 +286,10 @@ def block_scaled_product(
             call._replace(shape=call.shape[1:]), one, activation, config, None if out is None else out[0]
         )
         return c.unsqueeze(0) if out is None else out
+    if call.halves > 1 and why_by_torch(of.b, factors=True):
+        wide = block_scaled_product(call.ungated, of._replace(bias=None), None, config)
+        value = finished_by_torch(wide, of.bias, BiasActivation(of.bias, activation), call.kind)
+        return value if out is None else out.copy_(value)
     if not key:
         key, found = find(of.a, of.b, of.scale_a, of.scale_b, of[4:], out, ("block scaled", call, activation, config))
         if found is not None:

@@ -77,6 +77,9 @@ def explain_block_scaled(given: BlockArguments) -> Explanation:
     call, of, _ = given.checked()
     if 0 in (*call.shape, call.k):
         return ZEROS
+    if call.halves > 1 and (by_torch := why_by_torch(of.b, factors=True)):
+        every = given._replace(activation=None, bias=None, out=None, out_dtype=torch.float32)
+        return gated_after(explain_block_scaled(every), by_torch, call.shape)
     plan, why = block_plan(call, of, given.activation, given.config)
     copies = copied_factors((call.lines(0), call.lines(1)), dict(zip(SCALES, call.laid(of), strict=True)))
     return of_plan(plan, of.a, of.b, given.out, f"{_applied(call.form)}; {why}", copies)
@@ -251,9 +254,10 @@ def _grouped(
     if rows is not None and call.recipes is not None and call.recipes.by_instruction:
         a, rows = _gathered(a, rows, copies), None
     copies += _copied_beside(call, (a, b), named(scale_a=scale_a, scale_b=scale_b), groups)
-    if finish.gate is not None and (by_torch := why_by_torch(b)):
-        wide = ungated(call, b, torch.float32)
-        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
+    of_factors = call.recipes is not None and call.recipes.by_instruction
+    if finish.gate is not None and (by_torch := why_by_torch(b, of_factors)):
+        wide, plain = ungated(call, b, torch.float32), finish._replace(activation=None)
+        found = _grouped(wide, a, b, groups, scale_a, scale_b, plain, None, config, rows)
         return gated_after(found, by_torch, call.shape)
     if call.in_batch_of_one:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]

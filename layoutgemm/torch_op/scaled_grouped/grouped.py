@@ -362,8 +362,8 @@ def grouped_product(
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
-    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out, rows, clears)
+    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b, apart):
+        return _gated_by_torch(call, a, b, groups, (scale_a, scale_b), finish, config, out, rows, clears)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
@@ -380,13 +380,14 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 
 def _gated_by_torch(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
-    config: GroupsConfig | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: GroupsConfig | None,
+    out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
     plain = finish._replace(activation=None)
-    wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
+    wide = grouped_product(every, a, b, groups, *scales, plain, config, rows=rows)
     return _stored(call, finished(call, wide, groups, finish._replace(bias=None)), groups, out, clears)
 
 
