@@ -18,6 +18,7 @@ from ...arch import arch as arch_named
 from ...arguments import checked, shown
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
@@ -71,8 +72,11 @@ THREADS = 32 * (LOADER_WARP + 1)
 SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what aligns the barriers behind it
 # N of an instruction of 128 rows in one block, and of 256 in two: what the PTX ISA's table and CUTLASS both have.
 N_STEP = {1: 16, 2: 32}
-_KINDS = {"bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32"}
+_KINDS = {
+    "bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32", "i8": "i8", "u8": "i8",
+}  # fmt: skip
 _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
+_INTEGERS = ("i32", *_OUTPUTS)  # of integer sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +226,11 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         arch             one with tensor memory, by any of its names: "sm_103a", "sm_110a", "sm_100f"
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
-        a, b             bf16 or f16 alike, or e4m3 and e5m2 mixed at will; ":row" (default) or ":col". tf32 K-major: a
+        a, b             bf16 or f16 alike, e4m3 and e5m2 mixed at will, or, on sm_100a and sm_110a, i8 and u8; ":row"
+                         (default) or ":col". Integer sums stop at the ends of int32. tf32 K-major: a
                          "row", b "col"
-        c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
-                         f32 for tf32)
+        c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; a's type unless given
+                         (bf16 for 8-bit floats, f32 for tf32, i32 for integers)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
         order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         indexed          A's rows are gathered, or C's scattered, by TMA, through vectors of indices; m is the product's
@@ -268,6 +273,8 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         _check_groups(ragged, along_k, (m, n, k, batch), (a_spec, b_spec, c_spec), config.tile_k)
         check_epilogue(epilogue, c_spec)
         check_parts(asked.parts, batch, (*SUMS, *GROUPS))
+        if mainloop is not None and a_spec.dtype.kind != "float":
+            raise PlanError(f"mainloop: a is {a_spec.dtype}, whose sums are exact; scales of rows are an epilogue's")
         asked = replace(asked, mainloop=promoted_of(asked, config, c_spec, n))
         columns = tile[1]
         if sums is not None:
@@ -293,7 +300,13 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         (tile_m, tile_n), blocks = present(config.tile), config.blocks
         kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
         factors = () if form is None else (form.scale, form.vector)
-        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
+        sum_type = "i32" if a_spec.dtype.kind != "float" else "f32"
+        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, sum_type, blocks, "smem", *factors)
+        if not exists_on(atom.archs, target):
+            raise PlanError(
+                f"a is {a_spec.dtype}: {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; convert "
+                "a and b to bf16, which has all of their values"
+            )
         loop = asked.mainloop
         tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         of_a, of_c = matrices_by_map(asked, batch)
@@ -325,7 +338,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
             b=b_plan,
             c=c_spec,
             mma=atom,
-            word=instruction_descriptor(atom, a_plan.major, b_plan.major),
+            word=instruction_descriptor(atom, a_plan.major, b_plan.major, saturate=sum_type == "i32"),
             tile=(tile_m, tile_n, tile_k),
             stages=stages,
             accumulators=config.accumulators,
@@ -450,23 +463,22 @@ def _typed(
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
-    own = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}
-    c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
+    own, whole = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}, a_spec.dtype.kind != "float"
+    c_spec = Operand.parse(c if c is not None else "i32" if whole else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
         known = tuple(_KINDS) if form is None else form.types
         if spec.dtype.name not in known:
             said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
             raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}{_other_way(spec)}")
-    if c_spec.dtype.name not in _OUTPUTS:
-        raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
+    outputs = _INTEGERS if whole else _OUTPUTS
+    if c_spec.dtype.name not in outputs:
+        raise refused_output(c_spec.dtype, a_spec.dtype, outputs)
     check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
 
 
 def _other_way(spec: Operand) -> str:
     """The other way to multiply elements of that type, or ""."""
-    if spec.dtype.name in ("i8", "u8"):
-        return "; config=Sm80Config() asks for mma.sync, which multiplies it"
     if spec.dtype.name == "f32":
         return ": say 'tf32' for f32 rounded to 11 bits of its significand"
     forms = [form.name for form in FORMATS.values() if spec.dtype.name in form.types]
@@ -571,6 +583,10 @@ def _check_groups(
         check_orders(ragged, operands[0], operands[2])
         if ragged.clears:
             raise PlanError("clears: this kernel leaves rows of no group as they are; a new result begins with zeros")
+    if along_k is not None and operands[0].dtype.kind != "float":
+        raise PlanError(
+            f"a is {operands[0].dtype}: groups along K are of 16-bit and of 8-bit floats; convert a and b to bf16"
+        )
     if along_k is not None:
         check_along_k(along_k, sizes, operands[:2], ("tcgen05.mma", (8, 16)), tile_k)
 

@@ -51,6 +51,13 @@ from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
 Values = npt.NDArray[np.float32]
+POISON_SUM = np.iinfo(np.int32).min + 12345  # of integers that no product has written
+
+
+def _stopped(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Sums of integers that stop at the ends of int32, as the instruction descriptor says."""
+    ends = np.iinfo(np.int32)
+    return np.asarray(np.clip(sums, ends.min, ends.max).astype(np.int32))
 
 
 def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -105,7 +112,8 @@ class _PairBlock:
     def __init__(self, plan: Sm100Plan, rank: int) -> None:
         self.rank = rank
         self.smem = SharedBytes(plan.smem.total)
-        self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
+        whole = plan.mma.c_dtype.kind == "int"
+        self.tensor = np.full((LANES, COLUMNS), *((POISON_SUM, np.int32) if whole else (np.nan, np.float32)))
         self.factors = np.full((LANES, COLUMNS, WORD_BITS // 8), POISON, np.uint8)  # the bytes of the same words
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -311,13 +319,17 @@ class _Group:
         for k_block in range(len(plan.a.descriptor.k_steps)):
             right = np.vstack([self._operand(plan.b, block, stage, k_block) for block in self.blocks])
             for block in self.blocks:
+                old = block.tensor[lane, first + column] if accumulate or k_block else 0
+                if plan.mma.c_dtype.kind == "int":
+                    whole = self._operand(plan.a, block, stage, k_block).astype(np.int64) @ right.T.astype(np.int64)
+                    block.tensor[lane, first + column] = _stopped(old + whole)
+                    continue
                 with np.errstate(invalid="ignore", over="ignore"):
                     left, across = self._operand(plan.a, block, stage, k_block), right
                     if scales is not None:
                         left = left * self._factors(scales, k_block, block, "A")
                         across = right * self._factors(scales, k_block, block, "B")
                     product = np.asarray(left.astype(np.float64) @ across.T, dtype=np.float32)
-                old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
     def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
@@ -356,7 +368,8 @@ class _Group:
         ld, beside = load_of(chunk), self.plan.beside
         lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
         own = warp * WARP_LANES + lane
-        return [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+        sums = [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+        return [x.astype(np.float32) for x in sums] if self.plan.c.dtype.kind == "float" else sums
 
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""
