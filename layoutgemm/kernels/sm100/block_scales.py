@@ -133,7 +133,7 @@ class BlockScales:
 
     @cached_property
     def copies(self) -> tuple[TmaPlan, TmaPlan]:
-        """The loads of A's and of B's chunks of a K tile, a box each; with a gate a box for each half of B."""
+        """The loads of A's and of B's chunks of a K tile. A box each, of a gate's B for each half."""
         of_a, of_b = (
             TmaPlan(i32, ("word", "chunk", "group"), (CHUNK_WORDS, self.chunks, groups), "none",
                     (TmaCopy((0, 0, 0), 0, rank=0),))
@@ -142,7 +142,7 @@ class BlockScales:
         return of_a, of_b
 
     def extents(self, operand: int, rows: W, k: W, batch: W) -> dict[str, W]:
-        """Extents of the tensor map of A's (0) or B's (1) factors, of `rows` in each matrix, or half of B."""
+        """Extents of the tensor map of A's (0) or B's (1) factors. `rows` are of a matrix, or half of B."""
         joined = self.joined and operand == 0
         rows = rows * self.halves if operand else rows
         group = chunk_rows(rows, batch) if joined else tile_count(rows, CHUNK_ROWS) * batch
@@ -217,7 +217,7 @@ class BlockScales:
         return {"scale_a": (*(front if not self.joined else ()), m, blocks), "scale_b": of_b}
 
     def blocked_bytes(self, operand: int, rows: int, k: int, batch: int) -> int:
-        """Bytes of the blocked factors of A (0) or B (1), of `rows` in each matrix, or half of B."""
+        """Bytes of the blocked factors of A (0) or B (1). `rows` are of a matrix, or half of B."""
         extents = self.extents(operand, rows, k, batch)
         return extents["group"] * extents["chunk"] * CHUNK_BYTES
 

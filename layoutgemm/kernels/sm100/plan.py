@@ -298,15 +298,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         """The plan of a request that has been checked: each object from those before it."""
         (m, n, k, batch), (a_spec, b_spec, c_spec), indexed = sizes, operands, asked.indexed
         (tile_m, tile_n), blocks = present(config.tile), config.blocks
-        kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
-        factors = () if form is None else (form.scale, form.vector)
-        sum_type = "i32" if a_spec.dtype.kind != "float" else "f32"
-        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, sum_type, blocks, "smem", *factors)
-        if not exists_on(atom.archs, target):
-            raise PlanError(
-                f"a is {a_spec.dtype}: {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; convert "
-                "a and b to bf16, which has all of their values"
-            )
+        atom = _atom(target, config, (a_spec, b_spec), form)
         loop = asked.mainloop
         tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         of_a, of_c = matrices_by_map(asked, batch)
@@ -338,7 +330,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
             b=b_plan,
             c=c_spec,
             mma=atom,
-            word=instruction_descriptor(atom, a_plan.major, b_plan.major, saturate=sum_type == "i32"),
+            word=instruction_descriptor(atom, a_plan.major, b_plan.major, saturate=atom.c_dtype.kind == "int"),
             tile=(tile_m, tile_n, tile_k),
             stages=stages,
             accumulators=config.accumulators,
@@ -483,6 +475,23 @@ def _other_way(spec: Operand) -> str:
         return ": say 'tf32' for f32 rounded to 11 bits of its significand"
     forms = [form.name for form in FORMATS.values() if spec.dtype.name in form.types]
     return f"; with block scales it does, scales = {' or '.join(map(repr, forms))}" if forms else ""
+
+
+def _atom(
+    target: Arch, config: Sm100Config, operands: tuple[Operand, Operand], form: ScaleFormat | None
+) -> Tcgen05Atom:
+    """The instruction. Raises PlanError where the architecture has none for these types."""
+    a, b = (spec.dtype for spec in operands)
+    kind = _KINDS[a.name] if form is None else form.kind
+    factors = () if form is None else (form.scale, form.vector)
+    sums = "f32" if a.kind == "float" else "i32"
+    atom = tcgen05_mma(kind, *present(config.tile), a, b, sums, config.blocks, "smem", *factors)
+    if not exists_on(atom.archs, target):
+        raise PlanError(
+            f"a is {a}: {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; convert a and b to bf16, "
+            "which has all of their values"
+        )
+    return atom
 
 
 def _check_scales(

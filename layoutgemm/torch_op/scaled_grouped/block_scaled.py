@@ -239,7 +239,7 @@ def sums(call: BlockScaledCall, of: BlockFactors) -> torch.Tensor:
 
 @lru_cache(256)
 def block_epilogue(scales: tuple[str, ...], bias: str | None, activation: str | None) -> Epilogue:
-    """The epilogue of whole operands' scales by name, a bias's type, an activation; of a gate what comes before it.
+    """The epilogue of whole operands' scales by name, a bias's type, an activation. A gate comes behind it.
 
     >>> [type(step).__name__ for step in block_epilogue(("global_a",), "bf16", "relu").steps]
     ['Scale', 'Bias', 'Activation']
