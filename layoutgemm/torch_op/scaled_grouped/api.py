@@ -278,8 +278,8 @@ def scaled_matmul(
         parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
         of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))  # type: ignore[arg-type]
-        options, swizzles = ComposedOptions(out, config, out_dtype, None), (swizzle_a, swizzle_b)
-        return _scaled_with_more(of, parts, own, given, options, out_recipe, swizzles)
+        result_of, swizzles = ComposedOptions(out, config, out_dtype, None), (swizzle_a, swizzle_b)
+        return _scaled_with_more(of, parts, own, given, result_of, out_recipe, swizzles)
     of_blocks = swizzle_a is not None or swizzle_b is not None
     if _is_traced() or out_recipe is not None:  # others are looked for among kept launches first
         of_blocks = of_blocks or asks_block_scales(a, scale_a, scale_b)

@@ -231,8 +231,8 @@ def _computed(
         if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
             front = a.shape[:-1]
             shapes = (*front, 16), (*b.shape[:-2], 16, b.shape[-1])
-            zeros = [torch.zeros(shape, dtype=torch.bfloat16, device=a.device) for shape in shapes]
-            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out, gate)
+            left, right = [torch.zeros(shape, dtype=torch.bfloat16, device=a.device) for shape in shapes]
+            return epilogue_product(left, right, call.kind, epilogue, operands.every, None, out, gate)
         wide = (
             sums(call.recipes, a, of.scale_a, b, of.scale_b)
             if a.shape[-1]
