@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from ...arguments import nearest, shown
 from ...atoms import OperandDescriptor, Tcgen05Atom, TmaPlan, TmemCopyAtom, smem_tile, tcgen05_cp
+from ...atoms.mma.base import NARROW
 from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import OperandRead
@@ -80,6 +81,7 @@ FORMATS = {
         ScaleFormat("mxfp8", "mxf8f6f4", ("e4m3", "e5m2"), dtype("ue8m0"), 32),
         ScaleFormat("mxfp4", "mxf4", ("e2m1",), dtype("ue8m0"), 32),
         ScaleFormat("nvfp4", "mxf4nvf4", ("e2m1",), dtype("ue4m3"), 16),
+        ScaleFormat("mxf8f6f4", "mxf8f6f4", NARROW, dtype("ue8m0"), 32),
     )
 }
 

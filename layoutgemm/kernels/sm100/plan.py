@@ -18,9 +18,10 @@ from ...arch import arch as arch_named
 from ...arguments import checked, shown
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+from ...atoms.smem.operand_read import operand_read
 from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
-from ...dtypes import DType
+from ...dtypes import DType, u8
 from ...errors import PlanError
 from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Persistent, Schedule
@@ -74,6 +75,7 @@ SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what
 N_STEP = {1: 16, 2: 32}
 _KINDS = {
     "bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32", "i8": "i8", "u8": "i8",
+    "e3m2": "f8f6f4", "e2m3": "f8f6f4", "e2m1": "f8f6f4",
 }  # fmt: skip
 _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
 _INTEGERS = ("i32", *_OUTPUTS)  # of integer sums
@@ -226,8 +228,9 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         arch             one with tensor memory, by any of its names: "sm_103a", "sm_110a", "sm_100f"
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
-        a, b             bf16 or f16 alike, e4m3 and e5m2 mixed at will, or, on sm_100a and sm_110a, i8 and u8; ":row"
-                         (default) or ":col". Integer sums stop at the ends of int32. tf32 K-major: a
+        a, b             bf16 or f16 alike; e4m3, e5m2, e3m2, e2m3 and e2m1 mixed at will; or, on sm_100a and sm_110a,
+                         i8 and u8; ":row" (default) or ":col". Floats of 6 and 4 bits are K-major, and K a multiple of
+                         128: tensor maps pad them. Integer sums stop at the ends of int32. tf32 K-major: a
                          "row", b "col"
         c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; a's type unless given
                          (bf16 for 8-bit floats, f32 for tf32, i32 for integers)
@@ -238,7 +241,8 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         gated            a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
                          `Sm90Plan.derive`. Their sums lie side by side in an accumulator's columns
         pair             K of a second pair of matrices, whose product is added, likewise
-        scales           "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (e2m1): a factor for every 32 elements of K,
+        scales           "mxfp8" (a and b e4m3 or e5m2), "mxf8f6f4" (those, e3m2, e2m3 and e2m1, mixed at will), "mxfp4"
+                         or "nvfp4" (both e2m1, packed): a factor for every 32 elements of K,
                          of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
                          256 columns. See `kernels.sm100.block_scales`
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
@@ -300,7 +304,8 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         (tile_m, tile_n), blocks = present(config.tile), config.blocks
         atom = _atom(target, config, (a_spec, b_spec), form)
         loop = asked.mainloop
-        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        own = u8 if _pads(atom, k, asked) else a_spec.dtype
+        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, own, atom)
         of_a, of_c = matrices_by_map(asked, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
         sums = 1 if asked.gated is None else asked.gated.matrices
@@ -455,7 +460,7 @@ def _typed(
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
-    own, whole = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}, a_spec.dtype.kind != "float"
+    own, whole = {4: "bf16", 6: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}, a_spec.dtype.kind != "float"
     c_spec = Operand.parse(c if c is not None else "i32" if whole else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
         known = tuple(_KINDS) if form is None else form.types
@@ -465,7 +470,8 @@ def _typed(
     outputs = _INTEGERS if whole else _OUTPUTS
     if c_spec.dtype.name not in outputs:
         raise refused_output(c_spec.dtype, a_spec.dtype, outputs)
-    check_pair(a_spec, b_spec)
+    if {_KINDS.get(x.dtype.name) for x in (a_spec, b_spec)} != {"f8f6f4"}:
+        check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
 
 
@@ -492,6 +498,28 @@ def _atom(
             "which has all of their values"
         )
     return atom
+
+
+def _pads(atom: Tcgen05Atom, k: int, asked: Asked) -> bool:
+    """True if an operand's elements are padded to a byte each in shared memory. 6 bits, and 4 beside wider ones.
+
+    Raises PlanError for a K and parts that such a product does not have.
+    """
+    padded = [name for name in "AB" if operand_read(atom, name).packing != "packed"]
+    if not padded:
+        return False
+    kind = {"A": atom.a_dtype, "B": atom.b_dtype}[padded[0]]
+    if k % STAGE_BYTES_OF_K:
+        raise PlanError(
+            f"k = {k}: a tensor map of padded {kind} has lines of whole {STAGE_BYTES_OF_K} elements; pad K to "
+            f"{rounded_up(k, STAGE_BYTES_OF_K)}"
+        )
+    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
+    if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
+        raise PlanError(
+            f"{taken[0]}: no kernel has it with padded {kind}; it takes an epilogue, an order, a batch, groups"
+        )
+    return True
 
 
 def _check_scales(

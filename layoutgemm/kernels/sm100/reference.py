@@ -65,6 +65,17 @@ def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
 
 
+def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """The elements of slots of a byte each, of which 16 lie packed at the start of 16 bytes.
+
+    >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
+    array([ 0,  4, 32,  0,  3], dtype=uint8)
+    """
+    each = np.unpackbits(slots.reshape(*slots.shape[:-1], -1, 16), axis=-1, bitorder="little")[..., : 16 * bits]
+    found = np.packbits(each.reshape(*each.shape[:-1], 16, bits), axis=-1, bitorder="little")
+    return found.reshape(slots.shape)
+
+
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(lane, column) arrays of a layout into tensor memory at broadcast coordinates."""
     lane, column = (Layout(layout.shape, component(layout.stride, (path,))) for path in (0, 1))
@@ -338,6 +349,8 @@ class _Group:
         extent = operand.smem.extent[0], depth // operand.per_unit
         at = element_addresses(base, operand.major, extent, operand.unit, "sm_100a")
         bits = block.smem.read(at, operand.unit)
+        if operand.padded:
+            return operand.dtype.decode(unpadded(bits, operand.dtype.bits)).astype(np.float32)
         return operand.dtype.decode(bits if operand.per_unit == 1 else two_to_a_byte(bits)).astype(np.float32)
 
     # --------------------------------------------------------------------------------------------------------- the end

@@ -34,9 +34,10 @@ from ...kernels.sm100.block_scales import (
 )
 from ..reference import exact
 
+_TORCH_FORMS = [form for form in FORMATS.values() if all(name in TORCH_NAMES for name in form.types)]
 ELEMENTS = {
     getattr(torch, TORCH_NAMES[name]): name
-    for form in FORMATS.values() for name in form.types if hasattr(torch, TORCH_NAMES[name])
+    for form in _TORCH_FORMS for name in form.types if hasattr(torch, TORCH_NAMES[name])
 }  # fmt: skip
 FACTORS = {
     getattr(torch, TORCH_NAMES[form.scale.name]): form.scale.name
@@ -229,7 +230,7 @@ def format_of(
             raw = f"; bytes of e8m0 are {name}.view(torch.float8_e8m0fnu)" if x.dtype == torch.uint8 else ""
             raise OperandError(f"{name} is {x.dtype}: factors are {listed_types(FACTORS)}{raw}")
     elements, factors = {ELEMENTS[x.dtype] for x in (a, b)}, {FACTORS[x.dtype] for x in (scale_a, scale_b)}
-    for form in FORMATS.values():
+    for form in _TORCH_FORMS:
         if elements <= set(form.types) and factors == {form.scale.name}:
             for side, recipe in zip("ab", names, strict=True):
                 if recipe and recipe != f"BlockWise1x{form.vector}":
@@ -239,7 +240,7 @@ def format_of(
     own = f"a is {a.dtype}, b {b.dtype}, scale_a {scale_a.dtype}, scale_b {scale_b.dtype}"
     known = "; ".join([
         f"{form.name}: {' and '.join(TORCH_NAMES[x] for x in form.types)} with {TORCH_NAMES[form.scale.name]}"
-        for form in FORMATS.values()
+        for form in _TORCH_FORMS
     ])  # fmt: skip
     raise OperandError(f"{own}: formats are {known}")
 
@@ -251,7 +252,7 @@ def format_by_recipe(kind: torch.dtype, recipe: str) -> ScaleFormat:
     'mxfp8'
     """
     name = ELEMENTS[kind]
-    return next(x for x in FORMATS.values() if name in x.types and recipe == f"BlockWise1x{x.vector}")
+    return next(x for x in _TORCH_FORMS if name in x.types and recipe == f"BlockWise1x{x.vector}")
 
 
 def listed_types(kinds: Iterable[torch.dtype]) -> str:

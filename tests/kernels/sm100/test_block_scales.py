@@ -32,6 +32,8 @@ FORMS: dict[str, tuple[str, tuple[int, int, int, int], Sm100Config, dict[str, An
     "mxfp8 of two types": ("mxfp8", (40, 72, 264, 1), ALONE, {"a": "e5m2", "b": "e4m3:col"}),
     "mxfp8, a pair, a batch": ("mxfp8", (300, 140, 136, 2), PAIR, {"order": "lower"}),
     "nvfp4, a gate, a batch": ("nvfp4", (130, 256, 200, 2), Sm100Config(stages=2), {"gated": "relu"}),
+    "e3m2 times e4m3": ("mxf8f6f4", (130, 72, 256, 1), ALONE, {"a": "e3m2", "b": "e4m3:col"}),
+    "e5m2 times e2m1, a pair": ("mxf8f6f4", (140, 72, 128, 1), PAIR, {"a": "e5m2", "b": "e2m1:col", "c": "bf16"}),
     "mxfp8, 256 columns": ("mxfp8", (100, 300, 264, 1), WIDE, {"epilogue": Epilogue(Scale())}),
 }
 
@@ -91,6 +93,42 @@ def test_the_kernel_is_exact(name: str) -> None:
     is_exact(name, "emulator")
 
 
+PADDED: dict[str, dict[str, Any]] = {
+    "e3m2 times e4m3": {"a": "e3m2", "b": "e4m3:col"},
+    "e2m3, a batch": {"a": "e2m3", "b": "e2m3:col", "batch": 2},
+    "e5m2 times e2m1, a pair": {"a": "e5m2", "b": "e2m1:col", "config": Sm100Config((256, 64), stages=2)},
+    "e2m1 times rows of e4m3": {"a": "e2m1", "b": "e4m3", "epilogue": Epilogue(Scale())},
+}
+
+
+def is_padded_exact(name: str, device: str) -> None:
+    options = {"config": Sm100Config((128, 32), stages=2), "c": "f32", "batch": 1, **PADDED[name]}
+    made = plan(140, 72, 256, arch="b200", **options)
+    assert made.check().require() and made.explain()
+    front, rng = (made.batch,) * (made.batch > 1), np.random.default_rng(5)
+    kinds = made.a.dtype, made.b.dtype  # all of their values, whose sums are exact in float32
+    a, b = (
+        np.asarray(kind.decode(rng.integers(0, 1 << kind.bits, (*front, *shape)).astype(np.uint8)), np.float32)
+        if kind.bits < 8
+        else rng.integers(-3, 4, (*front, *shape)).astype(np.float32)
+        for kind, shape in zip(kinds, ((140, 256), (256, 72)), strict=True)
+    )
+    found = made.run(a, b, given={"alpha": 0.5} if made.epilogue else {}, device=device).c
+    assert np.array_equal(found, np.matmul(a, b, dtype=np.float64) * (0.5 if made.epilogue else 1))
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * ("batch" in x)) for x in PADDED])
+def test_elements_of_six_and_four_bits_are_padded(name: str) -> None:
+    is_padded_exact(name, "reference")
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) for x in PADDED])
+def test_the_kernel_multiplies_padded_elements(name: str) -> None:
+    is_padded_exact(name, "emulator")
+
+
 def test_a_factor_elsewhere_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     made = derived("nvfp4")
     assert made.scales is not None and made.check().require()
@@ -130,7 +168,24 @@ def test_blocked_factors_are_cublas() -> None:
             {"scales": "mxfp8", "a": "e4m3", "b": "e4m3:col", "gated": "silu", "config": PAIR},
             "whole chunks of 128 .*128x256",
         ),
-        ({"a": "e2m1"}, "with block scales it does, scales = 'mxfp4' or 'nvfp4'"),
+        (
+            {"a": "e2m1", "k": 128},
+            "b is e2m1 row-major: padded elements are copied along K here; a 'row' A and a 'col' B",
+        ),
+        (
+            {"a": "e4m3", "b": "e2m3:col"},
+            "k = 64: a tensor map of padded e2m3 has lines of whole 128 elements; pad K to 128",
+        ),
+        (
+            {"a": "e3m2", "b": "e3m2:col", "k": 256, "config": Sm100Config(tile_k=256)},
+            "tile_k = 256: a box of padded e3m2",
+        ),
+        ({"a": "e3m2", "b": "e4m3:col", "k": 128, "gated": "silu"}, "gated: no kernel has it with padded e3m2"),
+        ({"a": "e3m2", "b": "bf16:col", "k": 128}, "a is e3m2 and b bf16: no instruction multiplies them"),
+        (
+            {"scales": "mxfp8", "a": "e3m2", "b": "e4m3:col"},
+            "a is e3m2; scales = 'mxfp8': the kernel multiplies e4m3, e5m2",
+        ),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "hopper"}, "no wgmma has block scales"),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "sm_120a"}, "this kernel has no mma.sync.block_scale"),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "ada"}, "before sm_120a"),
