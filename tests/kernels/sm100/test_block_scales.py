@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from layoutgemm import plan
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Ragged
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.arrays import check_shapes
@@ -120,6 +122,18 @@ def is_padded_exact(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * ("batch" in x)) for x in PADDED])
 def test_elements_of_six_and_four_bits_are_padded(name: str) -> None:
     is_padded_exact(name, "reference")
+
+
+def test_groups_of_rows_have_padded_elements() -> None:
+    ends, rng = np.array([0, 3, 133, 140], np.int32), np.random.default_rng(0)
+    a, b = rng.integers(-2, 3, (140, 256)).astype(np.float32), rng.integers(-2, 3, (3, 256, 24)).astype(np.float32)
+    config = Sm100Config((128, 32), stages=2)
+    made = plan(
+        140, 24, 256, batch=3, arch="sm_103a", a="e2m3", b="e5m2:col", c="f32", ragged=Ragged.of(3), config=config
+    )
+    assert made.check().require()
+    want = np.concatenate([a[first:end] @ b[e] for e, (first, end) in enumerate(pairwise(ends.tolist()))])
+    assert np.array_equal(made.run(a, b, given={"offsets": ends}, device="reference").c, want)
 
 
 @needs.DSL
