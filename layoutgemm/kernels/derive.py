@@ -209,7 +209,7 @@ class OperandPlan:
 
     @property
     def padded(self) -> bool:
-        """True for elements of 6 or 4 bits that a tensor map pads to a byte each in shared memory."""
+        """True for elements of 6 or 4 bits that a tensor map pads to a byte each."""
         return self.smem.packing != "packed"
 
     @property
@@ -287,7 +287,7 @@ def derive_operand(
 
 
 def padded_copy(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
-    """The copy of a K-major tile whose elements the tensor map pads to a byte each. One box of 128 elements of K.
+    """The copy of a K-major tile of padded elements. It is one box of 128 elements of K.
 
     Raises PlanError for a tile of another depth.
 
@@ -313,7 +313,7 @@ def memory_unit(kind: DType) -> DType:
 
 
 def in_bytes(tile: SmemTile) -> SmemTile:
-    """A K-major tile of 4-bit elements as one of bytes, of two elements each, or of a padded one each.
+    """A K-major tile of narrow elements as one of bytes. A byte has two of 4 bits, or a padded one.
 
     >>> print(in_bytes(smem_tile((128, 256), "e2m1", "K")))
     S<3,4,3>[bytes] o ((8,16),(128,1)):((128,1024),(1,0)) x u8

@@ -66,7 +66,7 @@ def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """The elements of slots of a byte each, of which 16 lie packed at the start of 16 bytes.
+    """The padded elements of slots of a byte each. 16 lie packed at the start of 16 bytes.
 
     >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
     array([ 0,  4, 32,  0,  3], dtype=uint8)

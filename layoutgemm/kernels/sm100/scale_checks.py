@@ -63,7 +63,7 @@ def _chunks_of_groups(plan: Sm100Plan) -> Check:
 
 
 def _chunks_of_halves(plan: Sm100Plan, scales: BlockScales) -> Check:
-    """Each column of a gated tile has its own half's factors, of the first tiles and the last."""
+    """Each column of a gated tile has its own half's factors. Of the first tiles and the last."""
     witness, tiles = "", sorted({0, plan.tile_c[1] % plan.n, (plan.tiles[1] - 1) * plan.tile_c[1]})
     for first in tiles:
         loads = scales.loads(1, first, 0, plan.n)

@@ -168,7 +168,7 @@ def recipe_text(name: str, recipe: object, scale: object = None) -> str:
 def named_recipes(recipes: Sequence[object], *scales: object) -> tuple[str, str]:
     """The names of both recipes of a call, as `recipe_text` has them.
 
-    scales  of both operands, None where there are none
+    scales  of both operands, or None
 
     >>> named_recipes((None, "RowWise"), None, None)
     ('', 'RowWise')
