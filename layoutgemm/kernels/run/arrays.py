@@ -124,7 +124,7 @@ def check_matrices(
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
     """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
     for operand, value in ((plan.a, a), (plan.b, b)):
-        if operand.padded and not isinstance(value, np.ndarray):
+        if isinstance(operand, OperandPlan) and operand.padded and not isinstance(value, np.ndarray):
             raise OperandError(
                 f"{operand.name.lower()}: a plan of padded {operand.dtype} takes NumPy arrays of float32"
             )

@@ -494,8 +494,8 @@ def _atom(
     atom = tcgen05_mma(kind, *present(config.tile), a, b, sums, config.blocks, "smem", *factors)
     if not exists_on(atom.archs, target):
         raise PlanError(
-            f"a is {a}: {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; convert a and b to bf16, "
-            "which has all of their values"
+            f"a is {a}; {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; config=Sm80Config() asks for "
+            "mma.sync, which multiplies it"
         )
     return atom
 

@@ -119,7 +119,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "bf16 inputs this kernel stores f32, bf16, f16, e4m3, e5m2: store f32 and convert it",
     ),
     (lambda: derive(a="i8", b="i8:col", c="i8"), "of i8 inputs this kernel stores i32, f32, bf16, f16, e4m3, e5m2"),
-    (lambda: derive(a="i8", b="i8:col", arch="sm_103a"), "kind::i8 is for sm_100a, sm_110a, not for sm_103a; convert"),
+    (
+        lambda: derive(a="i8", b="i8:col", arch="sm_103a"),
+        "kind::i8 is for sm_100a, sm_110a, not for sm_103a; config=Sm80",
+    ),
     (
         lambda: derive(a="i8", b="i8:col", mainloop=mainloop_of((1, 128)), k=128),
         "mainloop: a is i8, whose sums are exact",
