@@ -286,6 +286,11 @@ def derive_operand(
     )
 
 
+def is_padded(operand: object) -> bool:
+    """True for an operand whose elements a tensor map pads to a byte each; other kernels have none."""
+    return isinstance(operand, OperandPlan) and operand.padded
+
+
 def padded_copy(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
     """The copy of a K-major tile of padded elements. It is one box of 128 elements of K.
 

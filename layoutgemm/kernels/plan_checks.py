@@ -17,7 +17,7 @@ from ..errors import PlanError
 from ..memo import memoized
 from ..report import Check
 from ..schedule.persistent import numbered_once
-from .derive import OperandPlan, in_bytes, one_matrix
+from .derive import OperandPlan, in_bytes, is_padded, one_matrix
 from .orders import clusters_of_plan, order_check, order_proof, schedule_of
 from .plan import BARRIER_BYTES, GemmPlan, PersistentPlan, StoreSmemMap
 from .store import StorePlan, distinct_chunks
@@ -46,7 +46,7 @@ def copy_check(name: str, tile: SmemTile, tma: TmaPlan) -> Check:
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
     """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
     bijective, *read = tile_checks(operand.name, operand.smem, operand.descriptor, mma)
-    tma = replace(operand.tma, dtype=operand.unit, format="") if operand.padded else operand.tma
+    tma = replace(operand.tma, dtype=operand.unit, format="") if is_padded(operand) else operand.tma
     return [bijective, copy_check(operand.name, operand.unit_tile, tma), *read]
 
 

@@ -10,7 +10,7 @@ from ...arguments import nearest, shown
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..alignment import line_misfit
-from ..derive import OperandPlan, memory_unit, padded_leading
+from ..derive import OperandPlan, is_padded, memory_unit, padded_leading
 from ..operands.product import SeveralOperands
 from ..plan import GemmPlan
 from .hardware_model import GlobalMatrix
@@ -62,7 +62,7 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
         refuse_or_note(f"{operand.name.lower()}: {rule}", f"pitch {leading}", copies, copy)
     buffer = np.zeros((*lines.shape[:-1], leading), dtype=unit.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
-    inner = lines.shape[-1] if operand.padded else extent  # as the tensor map counts
+    inner = lines.shape[-1] if is_padded(operand) else extent  # as the tensor map counts
     return GlobalMatrix(buffer.reshape(-1), leading, (inner, count, *lines.shape[:-2]), count * leading)
 
 
@@ -124,7 +124,7 @@ def check_matrices(
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
     """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
     for operand, value in ((plan.a, a), (plan.b, b)):
-        if isinstance(operand, OperandPlan) and operand.padded and not isinstance(value, np.ndarray):
+        if is_padded(operand) and not isinstance(value, np.ndarray):
             raise OperandError(
                 f"{operand.name.lower()}: a plan of padded {operand.dtype} takes NumPy arrays of float32"
             )
