@@ -287,7 +287,7 @@ def derive_operand(
 
 
 def is_padded(operand: object) -> bool:
-    """True for an operand whose elements a tensor map pads to a byte each; other kernels have none."""
+    """True for an operand whose elements a tensor map pads to a byte each."""
     return isinstance(operand, OperandPlan) and operand.padded
 
 
