@@ -14,7 +14,8 @@ so for code that makes its own tensors and launches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from .report import Report
 
 if TYPE_CHECKING:
     from .emulator.api import Emulation
+    from .emulator.findings import Finding
     from .emulator.host.session import EmulatedGpu
 
 # pytest's rewritten assertions keep their parts in locals of this name until they have passed.
@@ -59,12 +61,13 @@ def emulated_gpu(request: pytest.FixtureRequest) -> Generator[EmulatedGpu, None,
     The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
     """
     arch = getattr(request, "param", "sm_90a")
-    # Temporary files of a session go with it: the folder of all tests has to be there before.
-    request.getfixturevalue("tmp_path_factory").getbasetemp()
+    if request.config.pluginmanager.has_plugin("tmpdir"):
+        # Temporary files of a session go with it: the folder of all tests has to be there before.
+        request.getfixturevalue("tmp_path_factory").getbasetemp()
     with _emulator().emulated_gpu(arch, progress=False) as gpu:
         yield gpu
     if not gpu.ok:
-        pytest.fail(gpu.report(), pytrace=False)
+        _fail(gpu.report(), gpu.findings)
 
 
 def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **options: object) -> Emulation:
@@ -73,8 +76,15 @@ def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **optio
     call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
     done = call(compiled, *args, **{"progress": False, **options})
     if not done.ok or (lint and done.findings):
-        pytest.fail(done.report(), pytrace=False)
+        _fail(done.report(), done.findings)
     return done
+
+
+def _fail(report: str, findings: Iterable[Finding]) -> None:
+    """The test fails with the report. Its first line, which pytest's summary shows, counts the findings."""
+    counts = Counter(finding.kind for finding in findings)
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    pytest.fail(f"{said}\n{report}" if said else report, pytrace=False)
 
 
 def _emulator() -> ModuleType:

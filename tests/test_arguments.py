@@ -351,6 +351,15 @@ def test_keywords_of_other_libraries_are_refused_with_what_to_write() -> None:
         (lambda: layoutgemm.matmul(a, a, BLOCK_M=64), "write config=Sm90Config(tile=(128, 128))"),
         (lambda: layoutgemm.matmul(a, a, alpha=2.0), "layoutgemm.gemm(alpha, a, b, beta, c)"),
         (lambda: layoutgemm.matmul(a, a, actvation="relu"), "do you mean 'activation'?"),
+        (
+            lambda: layoutgemm.gemm(1.0, a, a, trans_b=True),
+            "gemm() got an unexpected keyword argument 'trans_b'; give b.mT",
+        ),
+        (lambda: layoutgemm.quantize(a, recip="RowWise"), "do you mean 'recipe'?"),
+        (lambda: layoutgemm.quantize_both(a, power_of_2=True), "do you mean 'power_of_two'?"),
+        (lambda: layoutgemm.fp8_matmul(a, a, out_type=torch.half), "do you mean 'out_dtype'?"),
+        (lambda: layoutgemm.fp8_grouped_matmul(a, a, offset=a), "do you mean 'offsets'?"),
+        (lambda: layoutgemm.quantized_matmul(a, a, scales_x=a), "do you mean 'scale_x'?"),
         (lambda: layoutgemm.explain_matmul(a, a, split_k=2), "write config=Sm90Config(split=2)"),
         (lambda: layoutgemm.tune(8, 8, 8, trans_b=True), "b_major='k'"),
         (

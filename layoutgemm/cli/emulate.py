@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lanes", choices=("strict", "converged", "off"), default="converged",
         help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of random arrays (%(default)s)")
     parser.add_argument(
         "--banks",
         action="store_true",
@@ -124,10 +124,15 @@ def run(args: argparse.Namespace) -> int:
         if args.file is None:
             raise EmulatorError("emulate runs a PTX file, a script, or -m MODULE: none is given")
         rng = np.random.default_rng(args.seed)
-        values = [argument(text, rng) for text in args.arg]
+        values = [_argument(text, rng) for text in args.arg]
+        for name, usual in _OF_SCRIPTS.items():
+            if getattr(args, name) != usual:
+                raise EmulatorError(f"--{name} is of a script, and {args.file} is PTX, which names its target")
         beyond = [number for number, _ in args.save if number >= len(values)]
         if beyond:
             raise EmulatorError(f"--save {beyond[0]}: the call has {len(values)} argument(s), numbered from 0")
+        if numbers := [number for number, _ in args.save if isinstance(values[number], (int, float))]:
+            raise EmulatorError(f"--save {numbers[0]}: argument {numbers[0]}, {args.arg[numbers[0]]}, is no array")
         if args.mutants is not None:
             return _mutants(args, values)
         done = emulate_ptx(
@@ -152,6 +157,13 @@ def _policy(text: str) -> Policy:
             f"{shown(text)}: write late, early, or a number from 0, the seed of a random order"
         )
     return POLICIES.get(text) or Policy(pick="random", seed=int(text))
+
+
+def _seed(text: str) -> int:
+    """The seed of a generator."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{shown(text)}: write a number from 0")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -180,6 +192,8 @@ def _drawn(args: argparse.Namespace, launches: Sequence[LaunchResult]) -> None:
         found[0].svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
         if not args.json:
             print(f"written to {args.svg}")
+    elif args.svg is not None and not args.json:
+        print(f"nothing is drawn to {args.svg}: there was no launch")
     if args.timeline == "" and not args.json:
         print("\n".join(timeline.text() for timeline in found))
 
@@ -189,11 +203,15 @@ _OF_PTX: dict[str, Any] = {
 }  # fmt: skip
 
 
+_OF_SCRIPTS: dict[str, object] = {"arch": "sm_90a", "ranks": 1}
+
+
 def _script(args: argparse.Namespace) -> int:
     """Run a Python script on an emulated GPU; print its findings last."""
+    script = args.file if args.module is None else args.module
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
-            raise EmulatorError(f"--{name} describes a launch of PTX, and {args.module or args.file} makes its own")
+            raise EmulatorError(f"--{name} describes a launch of PTX, and {script} makes its own")
     if args.ranks > 1 and args.module is None and args.file.suffix in PROGRAMS:
         raise EmulatorError(
             f"--ranks {args.ranks} runs a script of Python as torchrun does, and {args.file} is a program"
@@ -203,9 +221,9 @@ def _script(args: argparse.Namespace) -> int:
         "progress": sys.stderr.isatty(),
     }  # fmt: skip
     if args.ranks > 1:
-        done = run_ranks(args.module or args.file, args.script, args.arch, args.ranks, **options)
+        done = run_ranks(script, args.script, args.arch, args.ranks, **options)
     else:
-        done = run_script(emulate, args.module or args.file, args.script, args.arch, **options)
+        done = run_script(emulate, script, args.script, args.arch, **options)
     gpu = done.gpu
     _drawn(args, [launch for run in gpu.runs for launch in run.launches])
     if args.json:
@@ -231,6 +249,14 @@ def _mutants(args: argparse.Namespace, values: list[Argument]) -> int:
     else:
         print(done.table())
     return int(any(row.reason.partition(":")[0] not in PROVEN for row in left))
+
+
+def _argument(text: str, rng: np.random.Generator) -> Argument:
+    """The value of one --arg. Every error names it."""
+    try:
+        return argument(text, rng)
+    except (LayoutError, OSError, ValueError) as error:
+        raise EmulatorError(f"--arg {text}: {error}") from error
 
 
 def argument(text: str, rng: np.random.Generator) -> Argument:
@@ -265,13 +291,13 @@ def _array(
     kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator
 ) -> npt.NDArray[np.generic] | PackedArray:
     form = dtype(kind)
+    if content not in ("random", "zeros", "nan", "range"):
+        raise EmulatorError(f"an array of {shown(content)}: random, zeros, nan or range")
     if form.bits < 8:
         whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)
         if content == "range":
             whole = np.arange(whole.size).reshape(shape) % (1 << form.bits)
         return PackedArray.of(whole + (content == "nan") * ((1 << form.bits) - 1), kind)
-    if content not in ("random", "zeros", "nan", "range"):
-        raise EmulatorError(f"an array of {shown(content)}: random, zeros, nan or range")
     if content == "nan":
         return (
             np.frombuffer(np.full(int(np.prod(shape)) * form.bytes, 0xFF, np.uint8), _native(kind))
@@ -299,6 +325,8 @@ def _native(kind: str) -> Any:
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise EmulatorError(f"{shown(text)} is no shape: extents joined by x, as 128x64")
     return tuple([int(part) for part in text.split("x")])
 
 

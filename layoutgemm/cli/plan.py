@@ -82,7 +82,8 @@ def production(args: argparse.Namespace) -> tuple[GemmPlan, str]:
     """The plan of the kernel that `layoutgemm.matmul` launches for these sizes, and why. Raises LayoutError."""
     if arch_of(args.arch).name != "sm_90a":
         raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: omit it")
-    if given := [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]:
+    chosen = ["teaching"] * args.teaching + [name for name in CHOICES if getattr(args, name) is not None]
+    if given := [f"--{name.replace('_', '-')}" for name in chosen]:
         raise PlanError(f"{', '.join(given)} beside --matmul, which chooses them: omit one of them")
     a, b, _ = operands(args.a, args.b, args.c)
     choice, why = choose(args.m, args.n, args.k, a=a.dtype.name, b_major="K" if b.order == "col" else "MN")

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch import ArchName
-from ..arguments import as_int, checked, refusal, shown
+from ..arguments import as_int, checked, refusal, settle, shown
 from ..atoms.tma.im2col import Im2colMap
-from ..atoms.tma.rules import TensorMap
+from ..atoms.tma.rules import L2_PROMOTION, MODES, OOB_FILL, TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
 from .findings import EDGE, LINT, Counts, Finding, joined
@@ -48,6 +48,7 @@ from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
 from .races.dependent_launches import PreviousLaunch, dependent
+from .races.unordered_launches import BESIDE
 from .turns import in_turn
 
 EVERY = 2.0  # seconds between lines of progress
@@ -194,15 +195,7 @@ class Emulation:
                 }
                 for launch in self.launches
             ],
-            "findings": [
-                {
-                    "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
-                    "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
-                    "role": f.role, "orders": f.orders,
-                    "also": [[line, str(source) if source else None] for line, source in f.also],
-                }
-                for f in self.findings
-            ],
+            "findings": [finding.as_json() for finding in self.findings],
             "unreached": [ins.line for ins in self.unreached()],
         }  # fmt: skip
 
@@ -390,6 +383,8 @@ def _run_once(
     PtxMachine.NOW = began
     out: list[LaunchResult] = []
     front: PreviousLaunch | None = None
+    if (beside := BESIDE.now) is not None:
+        beside.seen.clear()
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
@@ -399,6 +394,9 @@ def _run_once(
             if launch.dependent:
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
             front = PreviousLaunch(launch.kernel.name[:60], memory, machine.global_watch)
+            if beside is not None:
+                machine.global_watch.beside = beside
+                beside.seen.append(front)
         start = time.perf_counter()
         try:
             machine.run()
@@ -470,6 +468,12 @@ class TensorMapOf:
     steps: tuple[int, ...] | None = None
     l2_promotion: str = "none"
     oob_fill: str = "zeros"
+
+    def __post_init__(self) -> None:
+        settle(self, EmulatorError)
+        for name, known in (("swizzle", MODES), ("l2_promotion", L2_PROMOTION), ("oob_fill", OOB_FILL)):
+            if (given := getattr(self, name)) not in known:
+                raise EmulatorError(f"{name} of TensorMapOf is {shown(given)}: one of {', '.join(map(repr, known))}")
 
     def tensor_map(self, array: Array) -> TensorMap:
         """The map. Raises EmulatorError for an array whose last axis is not contiguous."""
@@ -698,6 +702,8 @@ def _content(parameter: Parameter, value: Any, arrays: ArgumentMemory) -> bytes:
         for member, part in value.parameters(parameter):
             whole[member.offset : member.offset + member.size] = _content(member, part, arrays)
         return bytes(whole)
+    if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) and array is None:
+        raise EmulatorError(refusal(value.array, f"array of {type(value).__name__}, {parameter.name},", "an array"))
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
         if size not in (BYTES, 8):

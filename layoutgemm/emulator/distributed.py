@@ -17,11 +17,11 @@ from ..errors import EmulatorError
 from .api import Emulation, Orders, launches_of, result_of
 from .host.arguments import memory_found_by
 from .host.collectives import distributed
+from .host.graphs.graph import CudaGraph, ExecutableGraph, GraphNode
 from .host.launcher import HostLaunch
 from .host.multicast import Multicast
 from .host.ranks import Ranks
 from .host.session import ScriptRun, run_script
-from .host.torch_device.streams import CapturedWork, HostGraph
 from .host.torch_device.tensors import gpu_mode
 from .machine.devices import DeviceOrder, Devices, Stream
 from .machine.interpreter import Policy, PtxMachine
@@ -80,27 +80,27 @@ class RankLaunches:
 
         return step
 
-    def replay(self, work: Sequence[CapturedWork]) -> None:
-        """Do the work of a graph of the current rank. Each stream in order, behind others where it has to be."""
+    def replay(self, graph: CudaGraph) -> None:
+        """Do the work of a graph of the current rank. What was captured on a stream in order, behind others' nodes."""
         streams: dict[int, Stream] = {}
-        over: dict[int, int] = {}  # of each stream: how much of it is done
-        for one in work:
-            stream = streams.setdefault(one.stream, Stream(f"rank {self.ranks.current}, stream {len(streams)}"))
-            over.setdefault(one.stream, 0)
-            for other, count in one.behind.items():
-                name = f"a wait for {count} of another stream"
-                stream.steps.append((name, lambda other=other, count=count: over.get(other, 0) >= count))  # type: ignore[misc]
-            if one.copies:
-                stream.steps.append(("a copy", lambda one=one: one.run() or True))  # type: ignore[misc]
-            else:
+        over: set[GraphNode] = set()
+        for node in graph.order():
+            stream = streams.setdefault(node.stream, Stream(f"rank {self.ranks.current}, stream {len(streams)}"))
+            name = f"a wait for {len(node.behind)} nodes of the graph"
+            stream.steps.append((name, lambda node=node: over.issuperset(node.behind)))  # type: ignore[misc]
+            if node.work.bodies:
+                raise EmulatorError(f"a graph with a {node.work.kind.name} node is not emulated on several GPUs")
+            if node.work.launches:
                 self.captured = stream
                 try:
-                    one.run()
+                    node.work.run()
                 finally:
                     self.captured = None
+            else:
+                stream.steps.append((f"a {node.work.kind.name} node", lambda node=node: node.work.run() or True))  # type: ignore[misc]
 
-            def ends(handle: int = one.stream) -> bool:
-                over[handle] += 1
+            def ends(node: GraphNode = node) -> bool:
+                over.add(node)
                 return True
 
             stream.steps.append(("the end of it", ends))
@@ -146,7 +146,7 @@ def run_ranks(
         with ExitStack() as stack:
             stack.enter_context(distributed(together, multicast))
             stack.enter_context(memory_found_by(multicast.holder))
-            stack.enter_context(mock.patch.object(HostGraph, "replays", launches.replay))
+            stack.enter_context(mock.patch.object(ExecutableGraph, "runs", launches.replay))
             together.run(lambda rank: body(), gpu_mode)
 
     done = run_script(launches.emulate, path, arguments, arch, runner=runner, policy=policy, **options)

@@ -49,7 +49,7 @@ class Finding:
     line     the PTX line of the instruction, 0 where there is none
     text     the instruction
     source   the line of the original program, where it is known
-    cta      coordinates of the thread block
+    cta      coordinates of the thread block, or None for a copy that no block made
     warp     its number in the block; None where no warp did it
     lanes    the lanes that executed it, as a bit mask
     role     of the warp, by what it does (`machine/roles.py`)
@@ -62,7 +62,7 @@ class Finding:
     line: int = 0
     text: str = ""
     source: SourceLine | None = None
-    cta: tuple[int, int, int] = (0, 0, 0)
+    cta: tuple[int, int, int] | None = (0, 0, 0)
     warp: int | None = None
     lanes: int = 0
     role: str = ""
@@ -99,9 +99,17 @@ class Finding:
         line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
         text = ": " + LONG.sub(r"\1..., \2", self.text) if self.text else ""
         more = f"\n  {self._others()}" if self.also else ""
-        return f"{self.kind}: {self.message}\n  {place}{line}{text}{more}" + (
-            f"\n  {self.orders}" if self.orders else ""
-        )
+        where = "" if self.cta is None else f"\n  {place}{line}{text}"
+        return f"{self.kind}: {self.message}{where}{more}" + (f"\n  {self.orders}" if self.orders else "")
+
+    def as_json(self) -> dict[str, object]:
+        """All of it as JSON-able data."""
+        return {
+            "kind": self.kind, "message": self.message, "line": self.line, "text": self.text,
+            "source": str(self.source) if self.source else None, "cta": self.cta, "warp": self.warp,
+            "lanes": self.lanes, "role": self.role, "orders": self.orders,
+            "also": [[line, str(source) if source else None] for line, source in self.also],
+        }  # fmt: skip
 
     def _others(self) -> str:
         """The other places: their number and the first of them."""
@@ -185,7 +193,8 @@ class Findings:
         """Add the roles of warps to findings and to their messages. role: of a block's warp, "" if unknown."""
         for number, finding in enumerate(self.found):
             if not finding.role:
-                own = role(finding.cta, finding.warp) if finding.warp is not None else ""
+                cta, warp = finding.cta, finding.warp
+                own = role(cta, warp) if cta is not None and warp is not None else ""
                 self.found[number] = replace(finding, role=own, message=with_roles(finding.message, role))
 
     @property

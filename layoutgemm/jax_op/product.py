@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..arguments import shown
+from ..arguments import nearest, shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
@@ -187,8 +187,9 @@ def check_finish(
     columns  of b; None where b is a vector
     """
     if activation is not None and (not isinstance(activation, str) or activation not in (*ACTIVATIONS, *GATES)):
-        known = ", ".join(map(repr, (*ACTIVATIONS, *GATES)))
-        raise OperandError(f"activation {shown(activation)}: known are {known}{other_name(activation)}")
+        known = (*ACTIVATIONS, *GATES)
+        meant, names = nearest(activation, known), ", ".join(map(repr, known))
+        raise OperandError(f"activation {shown(activation)}: {meant}known are {names}{other_name(activation)}")
     if gate_of(activation) is not None:
         half(1 if columns is None else 2, columns or 0)
     if kind == "int32" and (bias is not None or activation is not None):

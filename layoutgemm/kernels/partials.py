@@ -361,7 +361,10 @@ def check_reductions(
     epilogue.check_columns(columns, "a tile is stored at a time by")
     for name, each in _groups_of_columns(epilogue):
         if columns % each:
-            raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
+            raise PlanError(
+                f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time; config= takes a "
+                "tile with a multiple of them for each matrix B"
+            )
     quantize = epilogue.quantizes
     if quantize is not None and quantize.dtype != c:
         raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")

@@ -21,6 +21,7 @@ routing, recorded_experts                          experts' rows in order; gated
 swap, adopted                                      layers into a model; layers of other libraries in place
 loading                                            tensors of files into a model
 checkpoint, packed_layer, stored_experts           files; packed layers of their tensors; experts stored one by one
+packed_experts                                     dense experts, packed
 stored_blocks                                      experts' parameters stored as blocks of MXFP4
 Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul`, `quantized_matmul` or a grouped one of these, with
 their rules and refusals.

@@ -21,11 +21,12 @@ from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.checks import autocast_type, check_input, differentiated, needs_dispatcher
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from ..torch_op.quantized.experts import experts_of_rows
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .master import MasterGroups
-from .quantized import PackedBuffers
+from .quantized import PackedBuffers, check_order
 from .recorded_experts import recorded_alone, recorded_experts
 from .routing import route_of, routed, shaped_as
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
@@ -49,6 +50,10 @@ class PackedGroups(PackedBuffers):
         self, weights: QuantizedExperts, order: torch.Tensor | None = None, bias: torch.nn.Parameter | None = None
     ) -> None:
         super().__init__(weights.units, weights.scales, order)
+        if order is not None:
+            check_order(order, weights.k)
+            if order.shape != (weights.experts, weights.k):
+                raise OperandError(f"order has shape {[*order.shape]}: {[weights.experts, weights.k]}")
         if bias is not None and bias.shape != (weights.experts, weights.n):
             raise OperandError(f"bias has shape {[*bias.shape]}: {[weights.experts, weights.n]}")
         self.bias = bias
@@ -65,13 +70,9 @@ class PackedGroups(PackedBuffers):
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
-        of_rows = None
-        if self.order is not None or self.bias is not None:
-            of_rows = torch.searchsorted(offsets[1:], torch.arange(x.shape[0], device=x.device), right=True)
         if self.order is not None:
-            x = x.gather(1, self.order[of_rows])
-        value = quantized_grouped_matmul(x, self.weight, offsets)
-        return value if self.bias is None else value + self.bias[of_rows].to(value.dtype)
+            x = x.gather(1, self.order[experts_of_rows(offsets, x.shape[0])])
+        return quantized_grouped_matmul(x, self.weight, offsets, bias=self.bias)
 
     def dequantized(self) -> torch.Tensor:
         """The weights (experts, out features, in features) in the activations' type."""

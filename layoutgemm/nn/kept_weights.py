@@ -1,8 +1,11 @@
-"""Master weights that stay quantised between calls, for inference.
+"""Master weights that stay quantised between calls, for inference, and between an optimizer's steps.
 
     keep_quantized()   quantises the weights now, into memory that stays while their shape and device do
     eval(), a change   quantise them anew, into the same memory: captured graphs and compiled code read it
     train()            what is kept is not read, and is stale
+
+    quantize_once()    calls in training quantise the weights once, in both layouts, and others read that
+    step(), a change   drop it: the memory is free until the next call
 
 A call in eager mode compares the weight itself, its memory and its count of writes. Compiled code and graphs do not.
 Torch counts no writes of its fused optimizers: a hook behind their steps says which weights they wrote.
@@ -21,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..arguments import refusal
 from ..errors import OperandError
-from ..torch_op.checks import PLAIN, autocast_type, cast, differentiated, transforms
+from ..torch_op.checks import PLAIN, autocast_type, cast, differentiated, modes_of_dispatch, transforms
 from ..torch_op.fp8.api import quantize
 from ..torch_op.fp8.launch import AS_QUANTIZE, Pair, computed_into
 
@@ -106,7 +109,59 @@ class KeptWeight:
         self.seen, self.asked = seen, seen.asked
 
 
+class WeightOnce:
+    """A weight that training quantises once between an optimizer's steps.
+
+    pairs  of the weight and of its transpose (turned), each with the weight and the stream as they were
+
+    Copies and pickles of a module quantise their own.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[bool, tuple[Seen, int, Pair]] = {}
+        _hook()
+        _ONCE.add(self)
+
+    def __reduce__(self) -> tuple[type[WeightOnce], tuple[()]]:
+        return WeightOnce, ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept now."""
+        return sum(x.untyped_storage().nbytes() for *_, pair in self.pairs.values() for x in pair)
+
+    def pair(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None, turned: bool) -> Pair | None:
+        """Values and scales of the weight or its transpose, made anew where it changed.
+
+        None where a trace or a graph would record that: a graph's own launches quantise what it reads at each replay.
+        """
+        if torch.compiler.is_compiling() or modes_of_dispatch() or not has_elements(weight):
+            return None
+        stream = 0
+        if weight.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            stream = torch.cuda.current_stream(weight.device).cuda_stream
+        found = self.pairs.get(turned)
+        if found is not None and found[1] == stream and found[0].holds(weight, recipe, region):
+            return found[2]
+        found = self.pairs.pop(turned, None)  # its memory goes first
+        del found
+        seen = Seen.of(weight, recipe, region)
+        with torch.inference_mode(False), torch.no_grad():
+            read = cast(weight.detach(), region)
+            made = quantize(read.mT if turned else read, recipe)
+        self.pairs[turned] = seen, stream, made
+        return made
+
+    def turned_of(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> Callable[[], Pair | None]:
+        """The transpose's pair for a backward pass to come. It has None once the weight has changed."""
+        seen = Seen.of(weight, recipe, region)
+        return lambda: self.pair(weight, recipe, region, True) if seen.holds(weight, recipe, region) else None
+
+
 _ALL: weakref.WeakSet[KeptWeight] = weakref.WeakSet()
+_ONCE: weakref.WeakSet[WeightOnce] = weakref.WeakSet()
 
 
 @functools.cache
@@ -116,7 +171,13 @@ def _hook() -> None:
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Weights that a fused optimizer has written have changed past torch's count."""
+    """Weights that a fused optimizer has written have changed past torch's count.
+
+    Weights that are quantised once are dropped at any step: of sharded parameters the optimizer has others, and some
+    optimizers of other packages count no writes.
+    """
+    for once in list(_ONCE):
+        once.pairs.clear()
     written = {id(x) for group in optimizer.param_groups if group.get("fused") for x in group["params"]}
     for kept in list(_ALL) if written else ():
         if kept.seen is not None and kept.seen.weight in written:
@@ -149,6 +210,7 @@ class MasterWeights(torch.nn.Module):
     weight: torch.nn.Parameter
     recipe_b: str
     _kept: KeptWeight | None = None
+    _once: WeightOnce | None = None
 
     def keep_quantized(self: M, keep: bool = True) -> M:
         """Quantise the weights now, for calls in eval mode that record no derivatives.
@@ -201,6 +263,8 @@ class MasterWeights(torch.nn.Module):
 
     def _changed(self) -> None:
         """The weight may have changed past torch's count: what is kept is stale, and in eval mode made anew."""
+        if self._once is not None:
+            self._once.pairs.clear()
         kept = self._kept
         if kept is not None:
             kept.seen = None

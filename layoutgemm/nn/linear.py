@@ -16,6 +16,17 @@ _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 torch.fx.wrap("linear")  # torch.fx.symbolic_trace records the call, and does not look inside
 
 
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+
+
+def hooks_of(module: torch.nn.Module) -> list[str]:
+    """The kinds of hooks that a module has."""
+    return [name.strip("_") for name in _HOOKS if getattr(module, name)]
+
+
 def check_features(**features: object) -> None:
     """Raise OperandError for a number of features that is no integer of 0 or more."""
     for name, count in features.items():

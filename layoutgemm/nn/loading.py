@@ -20,14 +20,17 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from ..arguments import shown
 from ..errors import OperandError, TensorError
 from ..kernels.quantized.checkpoints import symmetric_version
+from ..torch_op.scaled_grouped import DEPTH
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
-from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
+from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, blocks_of, has_block_scales, packed_layer
 from .quantized import (
     ANY_PACKED,
+    BLOCKS,
     COMPRESSED_TENSORS,
     INT8_ROWS,
     MODELOPT_FP4,
@@ -51,6 +54,7 @@ from .swap import Swapped, Swaps, grouped, reason_to_stay, replace_modules
 
 # auto-round's packing_format -> kind of the tensors that it packs.
 _AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+_AUTO_ROUND_NAMES = ("auto-round", "auto_round", "intel/auto-round")
 _FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 
 
@@ -165,6 +169,7 @@ class _Plan:
         self.stored = {name: of for name, of in found.tensors.items() if name not in left}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.kind = ""
+        self.by_tensors: tuple[str, ...] = (ANY_PACKED,)
         for name, module in self.modules.items():
             if isinstance(module, _FOREIGN_STATE):
                 raise OperandError(f"{name} is a {type(module).__name__}: load a model before its layers are swapped")
@@ -193,7 +198,9 @@ class _Plan:
         self.kind = _kind(kind, self.found.config, packed)
         if kind is None and self.kind == "gptq":
             self.kind = self._gptq_of(packed)
-        if self.kind != ANY_PACKED:
+        # kinds whose layers say by their tensors what they are: that of a configuration's "fp8" is of any scales
+        self.by_tensors = (ANY_PACKED, FLOAT8_KIND) if kind is None else (ANY_PACKED,)
+        if self.kind not in self.by_tensors:
             self.kind = self._scales_of(self.kind, packed)
         self.experts = [replace(one, reason=reason_against(one, self.kind_of(one.all_layers[0]))) for one in found]
         chosen = {module: name for name, module in reversed(layers)}  # a shared layer's first name
@@ -220,12 +227,18 @@ class _Plan:
 
     def kind_of(self, *layers: str) -> str:
         """The kind of some layers. Where each has a format of its own, their tensors say it."""
-        return self._scales_of(self.kind, layers) if self.kind == ANY_PACKED else self.kind
+        return self._scales_of(self.kind, layers) if self.kind in self.by_tensors else self.kind
 
     def _scales_of(self, kind: str, packed: Iterable[str]) -> str:
-        """The kind, or "fp8" where compressed-tensors' scales are of blocks."""
+        """The kind. "fp8" where compressed-tensors' scales are of blocks, "fp8-weights" where its own are not."""
         shapes = {name: of.shape for name, of in self.stored.items()}
         scales = [(f"{layer}.weight", f"{layer}.{BLOCK_SCALE}") for layer in packed]
+        if kind == FLOAT8_KIND and FLOAT8_KIND in self.by_tensors:
+            scales += [(weight, f"{weight}_scale_inv") for weight, _ in scales]
+            others = [
+                scale for weight, scale in scales if shapes.get(scale, of := blocks_of(shapes.get(weight, ()))) != of
+            ]
+            return BLOCKS if others else kind
         blocks = any(has_block_scales(shapes.get(weight, ()), shapes.get(scale, ())) for weight, scale in scales)
         return FLOAT8_KIND if blocks and kind in COMPRESSED_TENSORS else kind
 
@@ -317,17 +330,23 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
     """The kind of packed layers. Raises OperandError for an unknown one, or where nothing says it."""
     kind = asked
     said = config.get("quantization_config")
+    if isinstance(said, dict) and layers:
+        _check_config(said)
     if kind is None and isinstance(said, dict):
         kind = str(said.get("quant_method"))
-        if kind == "gptq" and said.get("checkpoint_format") == "gptq_v2":
-            kind = "gptq_v2"
+        kind = _AUTO_ROUND_NAMES[0] if kind in _AUTO_ROUND_NAMES else kind
+        order = said.get("checkpoint_format", said.get("format"))
+        if kind == "gptq" and (said.get("is_marlin_format") is True or order not in (None, "gptq")):
+            kind = "gptq_marlin" if said.get("is_marlin_format") is True else f"gptq_{str(order).removeprefix('gptq_')}"
         elif kind == "awq" and str(said.get("version", "gemm")).lower() != "gemm":
             kind = f"awq_{str(said['version']).lower()}"
         elif kind == ANY_PACKED:
             kind = str(said.get("format"))
             kind = ANY_PACKED if kind == "mixed-precision" else kind
         elif kind == "auto-round":
-            kind = _AUTO_ROUND.get(str(said.get("packing_format")), kind)
+            packing = str(said.get("packing_format"))
+            symmetric = packing == "auto_round:gptqmodel" and said.get("sym") is True  # the stored zero points tell
+            kind = "gptq" if symmetric else _AUTO_ROUND.get(packing, kind)
         elif kind == "modelopt":
             kind = {"NVFP4": MODELOPT_FP4, "FP8": OF_BYTES[0]}.get(str(said.get("quant_algo")), kind)
         elif kind == "bitsandbytes" and said.get("load_in_8bit") is True:
@@ -337,6 +356,20 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
     if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:
         raise OperandError(unknown_kind(kind, (*NEEDED, FLOAT8_KIND)))
     return kind or ""
+
+
+def _check_config(said: Mapping[str, object]) -> None:
+    """Raise OperandError for a configuration by which weights mean something else than their tensors say."""
+    if said.get("transform_config"):
+        raise OperandError(
+            f"transform_config is {shown(said['transform_config'])}: x of its layers is transformed, as by Hadamard "
+            "matrices, and layers of their weights alone compute something else"
+        )
+    groups = said.get("config_groups")
+    found = [of.get("weights") for of in groups.values() if isinstance(of, dict)] if isinstance(groups, dict) else []
+    sizes = [said.get("weight_block_size"), *[of.get("block_structure") for of in found if isinstance(of, dict)]]
+    if other := [size for size in sizes if size not in (None, [DEPTH, DEPTH], f"{DEPTH}x{DEPTH}")]:
+        raise OperandError(f"scales are of blocks of {shown(other[0])}: {DEPTH} x {DEPTH}, or of a row, or of a tensor")
 
 
 def _check(name: str, stored: StoredTensor, x: torch.Tensor) -> None:

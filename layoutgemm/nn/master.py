@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import as_bool
 from ..errors import OperandError
 from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.bias_activation import GATES
@@ -11,8 +12,8 @@ from ..torch_op.checks import autocast_type, cast, check_activation, check_input
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul, fp8_groups_unrecorded
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
-from ..torch_op.scaled_grouped.training import fp8_again, fp8_linear, fp8_unrecorded
-from .kept_weights import MasterWeights
+from ..torch_op.scaled_grouped.training import fp8_again, fp8_linear, fp8_linear_once, fp8_unrecorded
+from .kept_weights import MasterWeights, WeightOnce
 from .linear import ActivatedLayer, check_features, check_layer, weight_and_bias
 
 
@@ -26,8 +27,8 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
                 of a line on both sides, or for a line
 
     The parameters are the master weights: they and the state dict are torch.nn.Linear's. Each call quantises them
-    anew, as optimizers change them. `keep_quantized()` keeps them quantised for inference. Works under autocast and
-    torch.compile.
+    anew, as optimizers change them. `keep_quantized()` keeps them quantised for inference, `quantize_once()` between an
+    optimizer's steps. Works under autocast and torch.compile.
 
     Raises OperandError for recipes that do not meet, and for an activation that the product does not have; TensorError
     for a gate of an odd number of columns.
@@ -76,7 +77,8 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
         x, activation = input, self.activation
         weight, bias = weight_and_bias(self, MasterLinear)
-        if type(x) is torch.Tensor and activation is None and self._kept is None:
+        once = self._once if self.training else None
+        if type(x) is torch.Tensor and activation is None and self._kept is None and once is None:
             again = fp8_again(x, weight, bias, (self.recipe_a, self.recipe_b, None, True))
             if again is not None:
                 return again
@@ -85,13 +87,15 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
             check_input(x, self.in_features)  # the product checks any other input likewise
         rows = x if x.ndim > 1 else x.unsqueeze(0)
         kept = None if self._kept is None else self._quantized(x, weight, bias)
-        if activation is None and kept is None:
+        if activation is None and kept is None and once is None:
             value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)
             return value if x.ndim > 1 else value.squeeze(0)
         gated, kind = activation in GATES, autocast_type(x) or x.dtype
         inside = gated and (kept is not None or not differentiated(x, weight, bias))  # of the kernel
         of_product = kind if inside or activation is None else torch.float32
-        if kept is not None or inside:
+        if once is not None and not inside:
+            value = fp8_linear_once(rows, weight, bias, (self.recipe_a, self.recipe_b, of_product), once)
+        elif kept is not None or inside:
             recipes, own = Recipes(self.recipe_a, self.recipe_b), activation if inside else None
             value = fp8_unrecorded(rows, weight, bias, own, recipes, of_product, kept)
         else:
@@ -100,9 +104,36 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
             value = by_autograd(value, activation).to(kind)
         return value if x.ndim > 1 else value.squeeze(0)
 
+    def quantize_once(self, once: bool = True) -> MasterLinear:
+        """Quantise the weights once for all training calls between two optimizer steps.
+
+        Both layouts, for both passes. Returns the module.
+
+        once  False drops what is kept: each call quantises the weights again
+
+        For gradient accumulation: results and gradients have the same bits. It takes two bytes a weight and its scales:
+        one for the forward pass, one for the backward pass. The next step of any optimizer of torch.optim frees them.
+        `repr` tells the bytes. Captured graphs and code of torch.compile quantise the weights themselves.
+
+        A change of the weight is seen where torch counts it, as another parameter, and at each step of an optimizer.
+        Without such a step, writes past the count are not seen, by `.data` in one's own loop or by collectives. Call
+        `quantize_once()` again, which drops what is kept.
+
+        >>> layer = MasterLinear(128, 2, bias=False).quantize_once()
+        >>> for _ in range(3):
+        ...     layer(torch.ones(1, 128)).sum().backward()
+        >>> layer
+        MasterLinear(in_features=128, out_features=2, bias=False, recipes=BlockWise1x128 x BlockWise128x128, \
+quantized once: 260 bytes)
+        """
+        once = as_bool(once, "once of quantize_once", OperandError)
+        self._once = WeightOnce() if once else None
+        return self
+
     @property
     def _told(self) -> tuple[str, ...]:
-        return (f"recipes={self.recipe_a} x {self.recipe_b}",)
+        once = () if self._once is None else (f"quantized once: {self._once.nbytes} bytes",)
+        return (f"recipes={self.recipe_a} x {self.recipe_b}", *once)
 
 
 class MasterGroups(MasterWeights):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import LayoutError, OperandError, TensorError
+from ..kernels.quantized.checkpoints import scale_values
 from ..torch_op.scaled_grouped import DEPTH
 from .quantized import NEEDED, QuantizedLinear
 from .scaled import FLOAT8, ScaledLinear
@@ -46,11 +47,15 @@ def has_block_scales(weight: tuple[int, ...], scale: tuple[int, ...]) -> bool:
     >>> has_block_scales((256, 512), (2, 4)), has_block_scales((256, 512), (256, 4)), has_block_scales((64, 64), (1, 1))
     (True, False, False)
     """
-    return len(weight) == 2 and scale == _blocks(weight) and scale[0] != weight[0] and scale != (1, 1)
+    return len(weight) == 2 and scale == blocks_of(weight) and scale[0] != weight[0] and scale != (1, 1)
 
 
-def _blocks(weight: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales of blocks."""
+def blocks_of(weight: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales of 128 x 128 blocks.
+
+    >>> blocks_of((129, 64))
+    (2, 1)
+    """
     return tuple(-(-size // DEPTH) for size in weight)
 
 
@@ -64,8 +69,12 @@ def check_size(name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None
 def _scaled(tensors: Mapping[str, torch.Tensor], size: tuple[int, int], dtype: torch.dtype) -> ScaledLinear:
     """A layer of float8 weights with scales of blocks."""
     scale = tensors.get(BLOCK_SCALE)
-    if scale is not None and FLOAT8_SCALE not in tensors and tuple(scale.shape) == _blocks(size):
-        tensors = {name: x for name, x in tensors.items() if name != BLOCK_SCALE} | {FLOAT8_SCALE: scale.float()}
+    if scale is not None and FLOAT8_SCALE not in tensors and tuple(scale.shape) == blocks_of(size):
+        tensors = {name: x for name, x in tensors.items() if name != BLOCK_SCALE} | {FLOAT8_SCALE: scale}
+    scale = tensors.get(FLOAT8_SCALE)
+    if scale is not None and scale.dtype == torch.uint8:  # exponents of powers of two, as files of e8m0 are read
+        values = torch.from_numpy(scale_values(FLOAT8_SCALE, scale.cpu().numpy())).float()
+        tensors = {**tensors, FLOAT8_SCALE: values.to(scale.device)}
     if surplus := sorted(tensors.keys() - {"weight", FLOAT8_SCALE, "bias"}):
         way_out = "; kind 'float-quantized' reads weight_scale" * ("weight_scale" in surplus)
         raise OperandError(

@@ -28,9 +28,9 @@ from ..torch_op.checks import autocast_type, check_activation, check_input
 from ..torch_op.epilogue import gate_of
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
-from ..torch_op.quantized.api import check_halves, quantized_again
+from ..torch_op.quantized.api import quantized_again
 from ..torch_op.quantized.launch import check_bias
-from ..torch_op.quantized.weights import in_place, packed_for
+from ..torch_op.quantized.weights import check_halves, in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, attributes, check_layer
@@ -73,7 +73,9 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 }
 # Tensors that stand beside packed weights and are not of the weights.
 _OF_OTHERS: Mapping[str, str] = {
-    **dict.fromkeys(("input_scale", "input_zero_point", "input_global_scale"), "x is not quantised"),
+    **dict.fromkeys(
+        ("input_scale", "input_zero_point", "input_global_scale", "activation_scale"), "x is not quantised"
+    ),
     **dict.fromkeys(("k_scale", "v_scale", "q_scale", "output_scale"), "it is not of the weights"),
 }
 COMPRESSED_TENSORS = (*OF_BYTES, ANY_PACKED)  # its kinds of weights that are whole bytes
@@ -97,11 +99,16 @@ _OTHERS: Mapping[str, str] = {
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": _GGUF,
     **dict.fromkeys(("torchao", "tinygemm"), f"its weights are tensor subclasses. {_FROM_DENSE}"),
+    "quanto": f"its weights are weight._data with weight._scale. {_FROM_DENSE}",
+    **dict.fromkeys(
+        ("fp_quant", "higgs", "quip"),
+        "its weights are rotated, by Hadamard matrices that x is multiplied by, too; ",
+    ),
     "awq_gemv_fast": f"its words of 16 bits hold four rows, and its zero points are scaled. {_FROM_DENSE}",
     "fp8": f"float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state, which quantises x, and "
     f"{BLOCKS!r} reads them without; ",
     "mixed-precision": f"its layers have formats of their own, and kind {ANY_PACKED!r} reads each by its tensors; ",
-    "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq' or 'awq'; ",
+    "auto-round": "tensors that it packs as GPTQ or AWQ are read as 'gptq' or 'awq' (whole zero points: 'gptq_v2'); ",
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": f"its NVFP4 weights are read as kind {MODELOPT_FP4!r}, and its float8 ones with weight_scale as "
     "'float-quantized', without input_scale; ",
@@ -118,6 +125,25 @@ def unknown_kind(kind: object, known: Iterable[str]) -> str:
     name = str(kind).lower()
     advice = _GGUF if _GGUF_BLOCKS.fullmatch(name) else _OTHERS.get(name, _FROM_DENSE)
     return f"kind {shown(kind)}: {advice}known are {', '.join(map(repr, known))}"
+
+
+def check_order(order: torch.Tensor, k: int, name: str = "order") -> None:
+    """Raise OperandError, with a missing feature, unless lines are permutations of k.
+
+    >>> check_order(torch.tensor([2, 0, 1]), 3)
+    >>> check_order(torch.tensor([2, 0, 2]), 3)
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: order has no 1: each of 3 input features once, in each line
+    """
+    if order.dtype != torch.int64 or order.ndim not in (1, 2) or order.shape[-1] != k:
+        raise OperandError(f"{name} is {order.dtype} of shape {list(order.shape)}: int64 of [..., {k}]")
+    if addressed(order):
+        wrong = order.sort(-1).values != torch.arange(k, device=order.device)
+        if bool(wrong.any()):
+            line = order.reshape(-1, k)[int(wrong.reshape(-1, k).any(-1).nonzero()[0])].tolist()
+            missing = min({*range(k)} - {*line})
+            raise OperandError(f"{name} has no {missing}: each of {k} input features once, in each line")
 
 
 class PackedBuffers(torch.nn.Module):
@@ -187,13 +213,28 @@ class PackedBuffers(torch.nn.Module):
                 state[f"{prefix}units"] = in_place(state[f"{prefix}units"], self.format, self.activations)
                 state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
-        elif strict and f"{prefix}units" not in state and f"{prefix}weight" in state:
+        self._check_stored(state, prefix)
+        if said is None and strict and f"{prefix}units" not in state and f"{prefix}weight" in state:
             errors.append(f"{prefix}weight is dense: load it into the dense layer, and pack that by from_linear")
         if f"{prefix}units" in state:  # whose input features lie in the state's order, if it has one
             there = state.get(f"{prefix}order")
             if there is None or self.order is None:
                 self.order = None if there is None else torch.empty_like(there, device=self.units.device)
         super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
+
+    def _check_stored(self, state: Mapping[str, torch.Tensor], prefix: str) -> None:
+        """Raise OperandError for parts of a state, types that a copy would cut, wrong orders."""
+        own = {name: state.get(f"{prefix}{name}") for name in ("units", "scales", "order")}
+        units, scales, order = (x if isinstance(x, torch.Tensor) else None for x in own.values())
+        if self.scales is not None and (units is None) != (scales is None):
+            have, lacks = ("units", "scales") if scales is None else ("scales", "units")
+            raise OperandError(f"{prefix}{have} without {prefix}{lacks}: codes and scales are of one weight")
+        if units is not None and units.dtype != torch.uint8:
+            raise OperandError(f"{prefix}units is {units.dtype}: torch.uint8, which no cast has changed")
+        if scales is not None and not scales.is_floating_point():
+            raise OperandError(f"{prefix}scales is {scales.dtype}: floats")
+        if order is not None:
+            check_order(order, self.in_features, f"{prefix}order")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:
         """Move the module; a cast does not convert codes and scales."""
@@ -232,8 +273,10 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
         check_activation(activation)
         check_halves(weight.n, gate_of(activation))
-        if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
-            raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
+        if order is not None:
+            check_order(order, weight.k)
+            if order.ndim != 1:
+                raise OperandError(f"order has shape {list(order.shape)}: [{weight.k}]")
         if bias is not None:
             check_operands({"units": weight.units, "bias": bias})
             check_bias(bias, weight.n)

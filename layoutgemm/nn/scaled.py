@@ -27,12 +27,12 @@ from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+from ..torch_op.scaled_grouped.training import is_exporting
 from .linear import ActivatedLayer, attributes, check_features, check_layer
 
 FLOAT8 = torch.float8_e4m3fn
 _CALLS = ChainCalls()
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
-_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +192,7 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         if differentiated(x, self.bias):
             product = _StraightThrough if torch.compiler.is_compiling() else _Transformed
             # An exporter records the inside of the Function, where a bias has no gradient: there it is added behind.
-            inside = None if _is_exporting() else self.bias
+            inside = None if is_exporting() else self.bias
             value: torch.Tensor = product.apply(rows, weight, self.weight_scale, kind, inside)
             if self.bias is not inside:
                 value = (value + self.bias).to(kind)
@@ -247,6 +247,10 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
             raise OperandError(f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not")
         if tuple(weight.shape) != size:
             raise TensorError(f"{prefix}weight has shape {list(weight.shape)}: {list(size)}")
+        if scale is not None and not scale.is_floating_point():
+            raise OperandError(
+                f"{key} is {scale.dtype}: floats; exponents of powers of two are scale.view(torch.float8_e8m0fnu)"
+            )
         if scale is not None and scale.shape != self.weight_scale.shape:
             raise TensorError(f"{key} has shape {list(scale.shape)}: {list(self.weight_scale.shape)}")
 

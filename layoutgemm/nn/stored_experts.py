@@ -23,10 +23,10 @@ from ..torch_op.quantized import QuantizedExperts, QuantizedWeight
 from ..torch_op.scaled_grouped import DEPTH
 from .checkpoint import StoredTensor, listed_names
 from .experts import ExpertsMLP, OwnGate, PackedGroups, ScaledGroups
+from .linear import hooks_of
 from .packed_layer import FLOAT8_KIND, PACKED_BY, check_size, packed_layer
 from .quantized import plain_weights
 from .scaled import ScaledLinear
-from .swap import hooks_of
 
 Layers = Mapping[str, Sequence[str]]
 Read = Callable[[str], Mapping[str, torch.Tensor]]  # the tensors of a layer, by the last words of their names

@@ -17,9 +17,11 @@ from ..regex import regex
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
 from .adopted import adopt, adopt_method, check_adopted, is_served, keeps_forward, method_to_adopt, reason_of_method
+from .experts import ExpertsMLP
 from .gated import NAMES, GatedMLP
-from .linear import DenseLinear
+from .linear import DenseLinear, hooks_of
 from .master import MasterLinear
+from .packed_experts import packed_mlp
 from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
 
@@ -29,10 +31,6 @@ _WEIGHTS = ("own", "fp8", "master")
 _NO_PRODUCTS = (
     torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.modules.conv._ConvNd, torch.nn.LayerNorm, torch.nn.RMSNorm,
     ParametrizationList,
-)  # fmt: skip
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
 _NUMBER = regex(r"(\d+)")
 _FEW = 4  # layers of one kind that are listed together
@@ -60,7 +58,8 @@ class Swapped:
 class Swaps:
     """Every linear layer that `swap_linears` met, in the order of `named_modules`.
 
-    others  modules with matrices of their own that are no linear layers, as experts: by is "", reason says which
+    others  modules with matrices of their own that are no linear layers, as experts: by is "", reason says which; by
+            is "ExpertsMLP" of packed ones
     ours    how many layers were layoutgemm's before, and stay as they are
 
     Four layers or more of one outcome whose names differ in a number are one line of the text.
@@ -94,7 +93,10 @@ class Swaps:
         return len(self.layers)
 
     def __str__(self) -> str:
-        many = f"; {len(self.others)} other module{'s' * (len(self.others) != 1)} left" * bool(self.others)
+        others = sum(not each.by for each in self.others)
+        packed = len(self.others) - others
+        many = f"; {packed} module{'s' * (packed != 1)} of experts packed" * bool(packed)
+        many += f"; {others} other module{'s' * (others != 1)} left" * bool(others)
         many += f"; {self.ours} of layoutgemm's own stay as they are" * bool(self.ours)
         last = f"{len(self.replaced)} of {len(self)} linear layers replaced{many}"
         return "\n".join([*map(str, [*grouped(self.layers), *grouped(self.others)]), last])
@@ -129,7 +131,8 @@ def swap_linears(
     where       which layers: a function of name and module, or patterns of names as fnmatch has them; default all
     weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks, which
                 are not trained; "master" keeps the parameters and multiplies in fp8, gradients too (`MasterLinear`).
-                A `QuantizedFormat` packs weights of 4 or 8 bits (`QuantizedLinear`), which are not trained
+                A `QuantizedFormat` packs weights of 4 or 8 bits (`QuantizedLinear`), which are not trained; those of
+                experts too (`ExpertsMLP`), where the module's forward agrees
     gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP of such
                 weights, where a run of their own ones on random rows agrees. Gate and up are then one parameter, so
                 make optimizers afterwards
@@ -139,7 +142,7 @@ def swap_linears(
     own are left alone. Other subclasses, as torchtitan's, stay the same objects with their methods and hooks: "own" and
     "master" give them a class of both. Layers of vLLM and SGLang with a dense `quant_method` get a method of both by
     "own". Layers whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are
-    left. Modules that hold other matrices, as experts of three dimensions, are left and reported.
+    left. Modules that hold other matrices, as experts of three dimensions, are left and reported, but for packed ones.
 
     Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for packed gated MLPs.
 
@@ -185,13 +188,22 @@ def swap_linears(
         if isinstance(new, torch.nn.Module):
             (adopted if stays else made)[layer] = new
         found.append(Swapped(name, reason=new) if isinstance(new, str) else Swapped(name, type(new).__name__))
-    beside = tuple(_other_matrices(model))
+    beside = []
+    for each, module in _other_matrices(model):
+        if isinstance(weights, QuantizedFormat):
+            reason = asked(each.name, module) or _tied(module, shared) or "it is the model itself" * (module is model)
+            mlp = reason or packed_mlp(module, weights)
+            if isinstance(mlp, ExpertsMLP):
+                made[module], each = mlp, Swapped(each.name, type(mlp).__name__)
+            elif mlp:
+                each = replace(each, reason=f"{each.reason}; not packed: {mlp}")
+        beside.append(each)
     replace_modules(model, made)
     for layer, new in adopted.items():
         adopt(layer, new)
     for layer in methods:
         adopt_method(layer)
-    return Swaps(tuple(found), beside, ours=ours)
+    return Swaps(tuple(found), tuple(beside), ours=ours)
 
 
 def _replacement(
@@ -249,7 +261,13 @@ def _lost_with(weight: torch.Tensor) -> str:
     return f"its weight has {', '.join(named)}, which would be lost" if named else ""
 
 
-def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
+def _tied(module: torch.nn.Module, shared: Mapping[torch.Tensor, set[str]]) -> str:
+    """Why parameters are needed as they are: other modules hold them; or ""."""
+    tied = [key for key, x in module._parameters.items() if x is not None and (x in shared or _lost_with(x))]
+    return f"its {tied[0]} is tied, or has attributes" if tied else ""
+
+
+def _other_matrices(model: torch.nn.Module) -> Iterator[tuple[Swapped, torch.nn.Module]]:
     """The modules that hold matrices in parameters of their own, and are no linear layers."""
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, *_NO_PRODUCTS)) or is_served(module):
@@ -259,7 +277,7 @@ def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
             said = ", ".join(f"{key} {shape}" for key, shape in own.items())
             kind = type(module).__qualname__
             way = "; experts_forward computes its products" if hasattr(module, "_apply_gate") else ""
-            yield Swapped(name or "the model", reason=f"a {kind} with {said}, which is no linear layer{way}")
+            yield Swapped(name or "the model", reason=f"a {kind} with {said}, which is no linear layer{way}"), module
 
 
 def _made(layer: torch.nn.Linear, weights: str | QuantizedFormat, allow_tf32: bool | None) -> torch.nn.Module:
@@ -325,11 +343,6 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None, stays: bool 
     except LayoutError as error:
         return str(error).replace("a and b are", "its weight is")
     return ""
-
-
-def hooks_of(module: torch.nn.Module) -> list[str]:
-    """The kinds of hooks that a module has."""
-    return [name.strip("_") for name in _HOOKS if getattr(module, name)]
 
 
 def _bypassed(model: torch.nn.Module) -> dict[torch.nn.Module, str]:

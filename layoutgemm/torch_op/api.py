@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
-from ..arguments import unknown_argument
+from ..arguments import sees_unknown, unknown_argument
 from ..dtypes import f32
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
@@ -56,7 +56,7 @@ from .checks import (
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, Lasts, RepeatedCalls, epilogue_key, repeated
-from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
+from .compiled.traced import check_compiled, check_compiled_gemm, refuse, refuse_others, refuse_unknown, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
@@ -109,11 +109,12 @@ def repeated_first(
     counts = frozenset(counts)
 
     def decorated(product: F) -> F:
-        names = inspect.signature(product).parameters.keys()
+        names = frozenset(inspect.signature(product).parameters)
 
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
+                refuse_others(product, names, options)
                 return product(*tensors, **options)
             if calls.first is not None and (found := calls.first(tensors, options)) is not None:
                 return found
@@ -129,7 +130,7 @@ def repeated_first(
             shared, first = [x[0] if type(x) in SEVERAL and x else x for x in (tensors[weight], tensors[0])]
             at = id(shared) ^ epilogue_key(options.get)
             known = calls.last.get(at)
-            if not known and not names >= options.keys():
+            if not known and not names.issuperset(options):
                 raise unknown_argument(product, options)
             try:
                 kind: tuple[object, ...] = (first.shape, shared.shape, len(tensors), *options)
@@ -288,7 +289,8 @@ def matmul(
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
                 first. See `torch_op.prologue`
     triangles   which of a and b are triangular, a `kernels.Triangles`: K tiles of zeros are skipped. The zeros are the
-                caller's: on the CPU another element is refused. Their gradients are triangular, too
+                caller's: on the CPU another element is refused. Their gradients are triangular, too. With a prologue
+                the function's results are triangular, and of two pairs the first one's matrices
 
     These parts go together, but for those of docs/combinations.md: see `torch_op.composed`.
 
@@ -742,6 +744,7 @@ def _longer(
     return (*key, into, over, activation)
 
 
+@sees_unknown
 def gemm(
     alpha: float | torch.Tensor,
     a: torch.Tensor,
@@ -752,6 +755,7 @@ def gemm(
     out: torch.Tensor | None = None,
     config: Config | None = None,
     allow_tf32: bool | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """alpha * (a @ b) + beta * c, in float32, rounded once.
 
@@ -767,6 +771,8 @@ def gemm(
     >>> gemm(2.0, x, x, 1.0, torch.ones(2, 2).bfloat16()).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
+    if unknown:
+        refuse_unknown(gemm, tuple(unknown))
 
     def make() -> torch.Tensor:
         in_place = False

@@ -21,6 +21,7 @@ from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .compiled.traced import refuse
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
 from .composed.parts import OWN, AskedParts, composes, has_batches
@@ -41,8 +42,8 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.api import beside_sums, takes_placed_rows
-from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales
+from .scaled_grouped.api import applies_function, beside_sums, refusal_of_form, takes_placed_rows
+from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, factors_beside
 from .scaled_grouped.explain import (
     explain_block_scaled,
     explain_grouped,
@@ -163,11 +164,18 @@ def _of_blocks(
     scales = options["scale_a"], None if isinstance(b, (tuple, list)) else options["scale_b"]
     if _in_groups(options) or not asks_block_scales(a, *scales, *swizzles):
         return None
-    beside = *functions.values(), *[options[name] for name in ("rows", "add_rows", "out_rows", "row_weights")]
+    behind = functions["epilogue"] is not None or functions["given"] is not None
+    parts = "rows", "add_rows", "out_rows", "row_weights", "copy_rows"
+    beside = functions["combine"], functions["prologue"], *[options[name] for name in parts]
     if isinstance(a, tuple) or not isinstance(b, torch.Tensor) or any(x is not None for x in beside):
         raise OperandError(BESIDE)
     names = "bias", "activation", "out", "out_dtype", "out_recipe", "config"
     own = options["recipe_a"], options["recipe_b"], *swizzles, *[options[name] for name in names]
+    if behind:
+        scale_a, scale_b, recipes = factors_beside(scales, own[:4], options["config"], options["out_recipe"])
+        of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(options["bias"], options["activation"])
+        asked = (recipes[0] or None, recipes[1] or None), after, options["out"], options["out_dtype"], options["config"]
+        return explain_own_epilogue(of, functions["epilogue"], functions["given"], *asked)
     return explain_block_scaled(BlockArguments(a, scales[0], b, scales[1], *own))
 
 
@@ -185,10 +193,12 @@ def _scaled_parts(
     if options["out_recipe"] is not None:
         raise OperandError(NO_OUT_RECIPE)
     recipes, fast = (options["recipe_a"], options["recipe_b"]), fast_accum(options["use_fast_accum"])
-    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast)
+    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast, computes=False)
     result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
     made = composed_arguments(of, asked, own, given, result)
     told = explain_composed(*made)
+    if asked.prologue is not None and made.asked.prologue is None:
+        told = replace(told, kernel=f"torch computes a's function, then {told.kernel}")
     scale_b = made.own.get(SCALES[1], made.given.get(SCALES[1]))
     if asked.combine is None or not isinstance(scale_b, torch.Tensor) or not is_copied(scale_b, options[SCALES[1]]):
         return told
@@ -203,8 +213,10 @@ def _in_steps(
     prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
     if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
         behind = _ADDED if add_rows is not None else ""
+        if behind or takes_placed_rows(options):
+            refuse(refusal_of_form(a, b, {**options, "add_rows": add_rows}))
+            check_lines(a, {**options, "rows": rows, "add_rows": add_rows, "epilogue": functions["epilogue"]})
         if add_rows is None and takes_placed_rows(options):
-            check_lines(a, {**options, "rows": rows})
             behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}
         if behind:
             told = explain_matmul(a, b, **{**options, "out": None}, **functions, rows=rows)
@@ -214,7 +226,7 @@ def _in_steps(
         if several or (steps is None and given is None):
             return None
         return explain_grouped_epilogue(*grouped_call(a, b, rows, options), steps, given)
-    if not (several or steps is not None or options["scale_a"] is not None):
+    if not applies_function(several, steps, options):
         return None
     if not isinstance(prologue, Prologue):
         raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
@@ -240,9 +252,10 @@ def _together(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     order, prologue, combine, epilogue, triangles = parts
-    if (scaled := _scaled_parts(a, b, parts, given, options)) is not None:
+    adds = options["add_rows"] is not None and leaves_tiles(order) and options["out_recipe"] is None
+    if not adds and (scaled := _scaled_parts(a, b, parts, given, options)) is not None:
         return scaled
-    if options["add_rows"] is not None and leaves_tiles(order):
+    if adds:
         functions = {"given": given, "prologue": prologue, "combine": combine, "epilogue": epilogue}
         alone = {**options, **functions, "out": None, "add_rows": None}
         told = explain_matmul(a, b, **alone, order=order, triangles=triangles)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile import worker as compile_apart
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.plan import Sm90Config
 from ..kernels.sm90.quantized.feature_parts import PartsChoice
 from ..kernels.streamed.choose import StreamedChoice
 from ..schedule import Schedule
@@ -114,6 +116,22 @@ def lookup_with_parts(gpu: str, sizes: Sizes, names: tuple[str, ...], *parts: ob
     types, orders = zip(*[(name.partition(":")[0], name.partition(":")[2] or "row") for name in names], strict=True)
     found = lookup(gpu, sizes, (f"{types[0]} with parts {_digest(json.dumps(texts))}", *types[1:]), orders)
     return None if found is None or found.swapped else found
+
+
+def fitting(found: Sm90Choice | None, derive: Callable[[Sm90Config], object]) -> Sm90Config | None:
+    """The measured configuration, if this call has a plan with it. Otherwise the result is passed over.
+
+    found   what `lookup` gave; one of a transposed product is passed over too
+    derive  makes the plan of a configuration, and raises LayoutError where there is none
+
+    >>> fitting(Sm90Choice(Sm90Config((128, 64))), lambda config: config.tile).tile
+    (128, 64)
+    """
+    if found is not None and not found.swapped:
+        with suppress(LayoutError):
+            derive(found.config)
+            return found.config
+    return None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import random
 import statistics
 import sys
@@ -22,13 +23,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..arguments import names_unknown, shown
+from ..arguments import as_bool, as_int, names_unknown, shown
 from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.prologue import Prologue
+from ..kernels.plan import MAX_COORDINATE
 from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.sm90.choose.candidates import candidates
 from ..kernels.sm90.choose.rules import Sm90Choice
@@ -141,12 +143,14 @@ def tune(
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
     """
-    say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
-    _check_sizes((m, n, k))
+    m, n, k = (as_int(size, name, OperandError, 1, MAX_COORDINATE) for name, size in zip("mnk", (m, n, k)))
+    most, rounds, budget = _limits(most, rounds, budget, store, progress)
+    jobs = None if jobs is None else as_int(jobs, "jobs", OperandError, 1)
     others = {
         "recipe_a": recipe_a, "recipe_b": recipe_b, "groups": groups, "activation": activation, "form": form,
         "use_fast_accum": use_fast_accum,
     }  # fmt: skip
+    say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
     variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others, weights)
     gpu_name = _tunable_gpu()
     good, refused = _derivable(variant.candidates(), cast("Callable[[tuned.Choice], object]", variant.plan))
@@ -206,6 +210,7 @@ def tune_call(
         raise OperandError(f"door is {name}: layoutgemm's matmul, grouped_matmul or scaled_matmul")
     if options.pop("config", None) is not None:
         raise OperandError("config: it is what tune_call finds; leave it out")
+    most, rounds, budget = _limits(most, rounds, budget, store, progress)
     say = progress or (lambda line: print(f"tune {door.__name__}: {line}", file=sys.stderr, flush=True))
     variant = TunableCall(door, args, options)
     gpu_name = _tunable_gpu(variant.device)
@@ -244,10 +249,14 @@ def _concluded(
     return tuning
 
 
-def _check_sizes(sizes: tuple[int, int, int]) -> None:
-    for name, value in zip("mnk", sizes, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OperandError(f"{name} = {shown(value)}: an int of at least 1")
+def _limits(most: int, rounds: int, budget: float, store: bool, progress: object) -> tuple[int, int, float]:
+    """The limits of one tuning. Raises OperandError for arguments that mean nothing."""
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Real) or not 0 < budget < math.inf:
+        raise OperandError(f"budget = {shown(budget)}: seconds, a finite number above 0")
+    as_bool(store, "store", OperandError)
+    if progress is not None and not callable(progress):
+        raise OperandError(f"progress = {shown(progress)}: a function of a line of text, or None")
+    return as_int(most, "most", OperandError, 1), as_int(rounds, "rounds", OperandError, 1), float(budget)
 
 
 def _variant_of(

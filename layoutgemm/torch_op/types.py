@@ -39,6 +39,15 @@ def listed(kinds: Iterable[torch.dtype]) -> str:
     return ", ".join([str(kind).removeprefix("torch.") for kind in kinds])
 
 
+def of_mask(name: str, kind: torch.dtype) -> str:
+    """The end of an error about row indices of that type. For a mask it says where its rows are.
+
+    >>> of_mask("rows", torch.bool), of_mask("rows", torch.float32)
+    ('; rows.nonzero().flatten() are the rows of a mask', '')
+    """
+    return f"; {name}.nonzero().flatten() are the rows of a mask" if kind == torch.bool else ""
+
+
 def usual_type(kind: torch.dtype) -> torch.dtype:
     """The type of a product of that type where none is asked for.
 

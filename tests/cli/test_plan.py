@@ -82,5 +82,9 @@ def test_the_kernel_that_matmul_launches(capsys):
     # few rows of a column-major A: no copies of some rows alone
     assert main(["plan", "16", "4096", "4096", "-a", "bf16:col", "--matmul"]) == 0
     assert capsys.readouterr().out.startswith(f"chosen: {choose(16, 4096, 4096, b_major='MN')[1]}")
-    for arguments, text in (("--stages 3", "--stages beside --matmul"), ("--arch sm_80", "sm_80 has one")):
+    for arguments, text in (
+        ("--stages 3", "--stages beside --matmul"),
+        ("--teaching", "--teaching beside"),
+        ("--arch sm_80", "sm_80 has one"),
+    ):
         assert text in refusal(capsys, f"plan 64 64 64 --matmul {arguments}")

@@ -388,6 +388,8 @@ def test_mine(emulate):
     emulate(TEXTS[0], args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
 def test_another(emulate):
     emulate(TEXTS[1], args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
+def test_gpu(emulated_gpu):
+    assert emulated_gpu.ok
 """
 
 
@@ -403,10 +405,10 @@ def test_large_objects_have_short_representations() -> None:
 
 def test_the_fixture_fails_with_the_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(AUTHOR.format(texts=(GOOD, RACY)))
-    result = pytester.runpytest_subprocess(*plugin_options())
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*FAILED*::test_another*"])
+    result = pytester.runpytest_subprocess(*plugin_options(), "-p", "no:tmpdir")  # a foreign project may leave it out
+    result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*3 findings:*", "*race: *st.shared.f32*nothing orders them*"])
+    result.stdout.fnmatch_lines(["FAILED *::test_another - Failed: 2 ra*"])
 
 
 def test_the_fixture_returns_the_emulation() -> None:
@@ -435,6 +437,32 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "takes 4" in capsys.readouterr().err
     assert command(tmp_path, GOOD, "--arg", "nonsense", "--json") == 2
     assert "is not an argument" in json.loads(capsys.readouterr().out)["error"]
+
+
+REFUSED = {
+    "f32:64=5": "'5': random, zeros, nan or range", "e2m1:64=5": "'5': random, zeros, nan or range",
+    "f32:3x": "'3x' is no shape", "f32=abc": "--arg f32=abc: ", "i32=": "--arg i32=: ", "none.npy": "--arg none.npy: ",
+    "map:bf16:64x64:64x64:999B": "swizzle of TensorMapOf is '999B'",
+}  # fmt: skip
+REFUSED_OPTIONS = {
+    "--ranks 2": "--ranks is of a script", "--arch sm_100a": "--arch is of a script", "--save 0=x.npy": "is no array",
+}  # fmt: skip
+
+
+def test_the_command_names_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {f"--arg {text}": why for text, why in REFUSED.items()}
+    for options, why in {**cases, **{f"--arg f32=1 {text}": why for text, why in REFUSED_OPTIONS.items()}}.items():
+        assert command(tmp_path, GOOD, *options.split()) == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("junk", [
+    {"swizzle": "999B"}, {"l2_promotion": 3}, {"oob_fill": "x"}, {"box": (64, "a")}, {"box": 64}, {"array": 3},
+])  # fmt: skip
+def test_a_tensor_map_of_junk_is_refused(junk: dict[str, Any]) -> None:
+    with pytest.raises(EmulatorError, match=f"{next(iter(junk))} of TensorMapOf"):
+        whole: dict[str, Any] = {"array": np.zeros((50, 104), np.uint16), "box": (16, 64), "kind": "bf16", **junk}
+        emulate_ptx(COPY, grid=(2, 4), smem=4096, args=[TensorMapOf(**whole)] * 2, progress=False)
 
 
 def test_the_command_with_tensor_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,7 @@ REFUSED = [
     (lambda x: matmul(x, x.T, out_dtype="int32"), OperandError, "out_dtype int32: a product of bfloat16 is stored as"),
     (lambda x: matmul(x, x.T, out_dtype="fp99"), OperandError, "out_dtype is 'fp99'"),
     (lambda x: matmul(x, x.T, activation="swish"), OperandError, "activation 'swish': known are 'relu'"),
+    (lambda x: matmul(x, x.T, activation="gelo"), OperandError, "activation 'gelo': do you mean 'gelu'"),
     (lambda x: matmul(x, x.T, bias=normal(3)), TensorError, r"bias has shape \(3,\).*b has 2"),
     (lambda x: matmul(x, x.T, bias=jnp.ones(2, jnp.int32)), OperandError, "bias is int32"),
     (lambda x: matmul(x, x[0], bias=normal(2)), TensorError, "b is a vector, and the result has no columns"),

@@ -16,7 +16,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm import fp8_grouped_matmul, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.nn import DenseLinear, GatedMLP, MasterLinear, QuantizedLinear, ScaledLinear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
@@ -79,6 +79,34 @@ def test_an_exported_model_is_saved_and_loaded(name: str) -> None:
             assert torch.equal(torch.export.load(file).module()(*given), want)
         left = {str(node.target) for node in exported.run_decompositions().graph.nodes if "layoutgemm" in str(node)}
     assert not {target for target in left if "check" in target or "refuse" in target}
+
+
+TRAINED: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "dense layer": MODELS["dense layer"],
+    "master layer": MODELS["master layer"],
+    "gated master layers": (
+        lambda: GatedMLP.of(layer(128), layer(128), layer(128), "swiglu", weights="master"), (X,),
+    ),
+    "float8 groups": (
+        lambda: Call(lambda a, b: fp8_grouped_matmul(a, b, offs=ENDS)), (X, normal(3, 128, 64).requires_grad_()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_exported_model_has_the_models_gradients(name: str, strict: bool) -> None:
+    make, (x, *others) = TRAINED[name]
+    model = make()
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, (x, *others), strict=strict), file)
+    file.seek(0)
+    program, found = torch.export.load(file).module(), []
+    for called in (model, program):
+        of_x = x.clone().requires_grad_()
+        wanted = [of_x, *others, *called.parameters()]
+        found.append(torch.autograd.grad(called(of_x, *others).float().square().sum(), wanted))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 
 LOADS = """

@@ -25,6 +25,8 @@ from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import pack, quantize
 from layoutgemm.nn import DenseLinear, GatedMLP, MasterLinear, QuantizedLinear, ScaledLinear, swap_linears
+from layoutgemm.nn.experts import PackedGroups
+from layoutgemm.torch_op.quantized import QuantizedExperts, QuantizedWeight
 from layoutgemm.torch_op.types import C_NAMES
 
 BF16 = torch.bfloat16
@@ -250,6 +252,41 @@ def test_a_state_whose_codes_lie_side_by_side_is_loaded_with_its_bits_moved(
     empty.load_state_dict(state, assign=assign)
     assert torch.equal(empty[0].units, now["0.units"]) and torch.equal(empty[0].dequantized(), want)
     assert state["0._extra_state"] is said  # the caller's state stays
+
+
+ORDER = torch.arange(128).flip(0)
+TORN: list[tuple[dict[str, Any], str]] = [
+    ({"scales": None}, "units without 0.scales: codes and scales are of one weight"),
+    ({"units": None}, "scales without 0.units: codes and scales are of one weight"),
+    ({"units": lambda x: x.bfloat16()}, "units is torch.bfloat16: torch.uint8, which no cast has changed"),
+    ({"scales": lambda x: x.int()}, "scales is torch.int32: floats"),
+    ({"order": lambda x: x.float()}, r"order is torch.float32 of shape \[128\]: int64 of \[..., 128\]"),
+    ({"order": lambda x: x.clamp(min=3)}, "order has no 0: each of 128 input features once, in each line"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), TORN, ids=[said for _, said in TORN])
+def test_parts_of_packed_states_are_refused_before_they_are_copied(change: dict[str, Any], said: str) -> None:
+    """With strict=False torch copies what is there, and leaves other codes' scales."""
+    made, other = (
+        QuantizedLinear(QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8")), order=ORDER)
+        for _ in range(2)
+    )
+    state, before = other.state_dict(), made.dequantized()
+    for name, cut in change.items():
+        value = state.pop(name)
+        state |= {} if cut is None else {name: cut(value)}
+    with pytest.raises(OperandError, match=said):
+        torch.nn.Sequential(made).load_state_dict({f"0.{name}": x for name, x in state.items()}, strict=False)
+    assert torch.equal(made.dequantized(), before)
+
+
+def test_an_order_that_is_none_is_refused() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8"))
+    with pytest.raises(OperandError, match="order has no 0"):
+        QuantizedLinear(weight, order=ORDER.clamp(min=1))
+    with pytest.raises(OperandError, match="order has no 127"):
+        PackedGroups(QuantizedExperts.of([weight] * 2), torch.stack([ORDER, ORDER.clamp(max=126)]))
 
 
 def test_dense_states_other_types_and_other_modules_have_a_way_out() -> None:

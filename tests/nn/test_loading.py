@@ -151,6 +151,42 @@ def test_float8_layers_become_scaled_layers(tmp_path: Path) -> None:
     assert isinstance(model.up, ScaledLinear) and torch.equal(model.up.dequantized(), (weight.float() * 0.5).to(BF16))
 
 
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
+@pytest.mark.parametrize("shape", [(), (1,), (64, 1)], ids=str)
+def test_float8_weights_of_one_scale_or_of_rows_keep_x(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """As Devstral has them: "fp8" with "weight_block_size": null."""
+    weight, scale = normal(64, 128).to(torch.float8_e4m3fn), torch.rand(shape).to(BF16)
+    stored = {**dense(), "up.weight": weight, f"up.{name}": scale, "up.activation_scale": torch.tensor(0.5)}
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    path = sharded(tmp_path, stored, config=config)
+    with pytest.raises(OperandError, match=r"activation_scale is surplus: .* x is not quantised: .* leaves it"):
+        load_checkpoint(Model(), path)
+    load_checkpoint(model := Model(), path, ignore=["*.activation_scale"])
+    assert isinstance(model.up, QuantizedLinear)
+    assert torch.equal(model.up.dequantized(), (weight.double() * scale.double()).to(BF16))
+
+
+def test_scales_of_blocks_may_be_exponents(tmp_path: Path) -> None:
+    """As DeepSeek has them with "scale_fmt": "ue8m0", in files as F8_E8M0."""
+    made = torch.Generator().manual_seed(1)
+    weight, scale = (
+        torch.randn(256, 384, generator=made).to(torch.float8_e4m3fn),
+        torch.tensor([[1.0, 2, 4], [0.5, 8, 1]]),
+    )
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    stored = {"0.weight": weight, "0.weight_scale_inv": scale.to(torch.float8_e8m0fnu)}
+    want = (weight.double() * scale.double().repeat_interleave(128, 0).repeat_interleave(128, 1)).to(BF16)
+    for kind, by in ((None, ScaledLinear), ("fp8-weights", QuantizedLinear)):
+        model = torch.nn.Sequential(torch.nn.Linear(384, 256, bias=False, dtype=BF16))
+        load_checkpoint(model, sharded(tmp_path, stored, config=config), kind)
+        assert isinstance(model[0], by) and torch.equal(model[0].dequantized(), want)
+    layer = ScaledLinear(384, 256, bias=False)
+    layer.load_state_dict({"weight": weight, "weight_scale_inv": scale.to(torch.float8_e8m0fnu)})
+    assert torch.equal(layer.dequantized(), want)
+    with pytest.raises(OperandError, match=r"weight_scale_inv is torch.uint8: floats; exponents .*float8_e8m0fnu"):
+        layer.load_state_dict({"weight": weight, "weight_scale_inv": torch.full((2, 3), 127, dtype=torch.uint8)})
+
+
 def test_shared_layers_stay_shared(tmp_path: Path) -> None:
     class Twice(torch.nn.Module):
         def __init__(self) -> None:
@@ -220,8 +256,38 @@ CONFIGS = [
     ),
     ({"quant_method": "compressed-tensors", "format": "mixed-precision"}, "up: weight_packed is missing: "),
     ({"quant_method": "modelopt"}, "kind 'modelopt': .* kind 'modelopt_fp4', .* as 'float-quantized'"),
-    ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
+    ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as 'gptq'"),
     ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "sym": True}, None),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "sym": False}, "points: 'gptq_v2'"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "sym": True}, None),
+    ({"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_gptq"}, None),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "kind 'gptq_marlin': its words are in its kernel's"),
+    ({"quant_method": "gptq", "is_marlin_format": True}, "kind 'gptq_marlin': its words are in its kernel's"),
+    ({"quant_method": "gptq", "checkpoint_format": "bitblas"}, "kind 'gptq_bitblas'"),
+    ({"quant_method": "gptq", "format": "gptq_v2"}, None),
+    ({"quant_method": "fp_quant", "forward_dtype": "mxfp4"}, "kind 'fp_quant': its weights are rotated, by Hadamard"),
+    ({"quant_method": "quanto", "weights": "int8"}, "kind 'quanto': its weights are weight._data with weight._scale"),
+    ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"scales are of blocks of \[64, 64\]: 128 x 128"),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 8, "strategy": "block", "block_structure": [128, 64]}}
+            },
+        },
+        r"scales are of blocks of \[128, 64\]: 128 x 128",
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "transform_config": {
+                "config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["down"], "location": "input"}]}}
+            },
+        },
+        "transform_config is .*hadamard.*: x of its layers is transformed",
+    ),
     ({"quant_method": "fbgemm_fp8"}, "kind 'fbgemm_fp8': .* without input_scale_ub"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
     ({"quant_method": "gptq"}, None),
@@ -298,11 +364,11 @@ def test_weights_of_whole_bytes_are_read_by_the_format_of_compressed_tensors(tmp
     assert torch.equal(model.up.dequantized(), (weight.double() * scale.double()).to(BF16))
     one = {**stored, "up.weight_scale": torch.tensor(0.5), "up.input_scale": torch.tensor(1.0)}  # as AutoFP8 stores it
     path = sharded(tmp_path, one, config={"quant_method": "fp8"})
-    with pytest.raises(OperandError, match=r"^up: .* has weight, weight_scale_inv .*; kind 'float-quantized' reads"):
+    with pytest.raises(OperandError, match=r"^up: input_scale is surplus: .* x is not quantised"):
         load_checkpoint(Model(), path)
-    model = Model()
-    load_checkpoint(model, path, "float-quantized", ignore=["*.input_scale"])
-    assert torch.equal(model.up.dequantized(), (weight.double() * 0.5).to(BF16))
+    for kind in (None, "float-quantized"):
+        load_checkpoint(model := Model(), path, kind, ignore=["*.input_scale"])
+        assert torch.equal(model.up.dequantized(), (weight.double() * 0.5).to(BF16))
 
 
 @pytest.mark.parametrize("given", [None, "compressed-tensors", "fp8"])

@@ -14,9 +14,10 @@ torch = needs.module("torch")
 
 from layoutgemm import fp8_grouped_matmul, quantize
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.nn import ExpertsMLP, MasterGroups, MasterLinear, swap_linears
+from layoutgemm.nn import ExpertsMLP, MasterGroups, MasterLinear, kept_weights, swap_linears
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.scaled_grouped import training
+from tests.torch_op.door_launches import every_door
 
 BF16, F32 = torch.bfloat16, torch.float32
 BLOCK, SQUARE = "BlockWise1x128", "BlockWise128x128"
@@ -368,3 +369,112 @@ def test_weights_without_elements_are_not_kept() -> None:
     torch.nn.init.ones_(layer.weight)
     with torch.no_grad():
         assert float((layer(torch.ones(1, 128)) - 128 - layer.bias).abs().max()) < 1e-3
+
+
+def passed(layer: Any, x: Any) -> tuple[Any, Any]:
+    """The result and x's gradient; the weight's is accumulated."""
+    x = x.detach().clone().requires_grad_()
+    value = layer(x)
+    value.float().square().sum().backward()
+    return value.detach(), x.grad
+
+
+@pytest.mark.parametrize("recipes", [("BlockWise1x128", "BlockWise128x128"), ("RowWise", "RowWise")])
+@pytest.mark.parametrize("activation", [None, "silu", "swiglu"])
+def test_weights_are_quantised_once_for_some_micro_batches(
+    activation: str | None, recipes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits of a layer that quantises at each call; the next step's weights are quantised anew."""
+    options: Any = {"activation": activation, "recipe_a": recipes[0], "recipe_b": recipes[1], "dtype": BF16}
+    plain = MasterLinear(272, 144, **options)
+    once, weights, others = copy.deepcopy(plain).quantize_once(), [], []
+    counted, together = kept_weights.quantize, training.quantize_together
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.5) for layer in (plain, once)]
+    for _ in range(2):
+        for number in range(3):
+            x = normal(3 + number, 272)
+            want = passed(plain, x)
+            with monkeypatch.context() as patch:
+                patch.setattr(kept_weights, "quantize", lambda x, recipe: weights.append(x.shape) or counted(x, recipe))
+                patch.setattr(
+                    training, "quantize_together", lambda asked: others.extend(x for x, *_ in asked) or together(asked)
+                )
+                assert all(map(torch.equal, passed(once, x), want))
+            assert once._once.nbytes > 2 * 144 * 272
+        assert torch.equal(once.weight.grad, plain.weight.grad) and torch.equal(once.bias.grad, plain.bias.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert once._once.nbytes == 0
+    assert weights == [(144, 272), (272, 144)] * 2  # for each step, in both layouts
+    each = 3 if recipes[0] == BLOCK else 4  # x and dC, both ways; blocks of dC by one kernel
+    assert len(others) == 2 * 3 * each and not {(144, 272), (272, 144)} & {tuple(x.shape) for x in others}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_weights_that_are_quantised_once_follow_a_change(name: str) -> None:
+    once, x = MasterLinear(272, 144, dtype=BF16).quantize_once(), normal(2, 272)
+    for region in (None, torch.float16, None):
+        passed(once, x)
+        once.weight.grad = torch.ones_like(once.weight)
+        with torch.no_grad():
+            CHANGES[name](once.keep_quantized() if "call again" in name else once)
+        if "the call again" in name:
+            once.quantize_once()
+        plain = copy.deepcopy(once if once.training else once.train()).quantize_once(False)
+        with torch.autocast("cpu", region, enabled=region is not None):
+            found, want = passed(once, x.float()), passed(plain, x.float())
+        assert all(map(torch.equal, found, want))
+
+
+def test_a_weight_between_its_passes_is_the_forward_ones_or_an_error() -> None:
+    once, x = MasterLinear(128, 16, dtype=BF16).quantize_once(), normal(2, 128).requires_grad_()
+    value = once(x)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0).step()  # drops what is kept
+    value.sum().backward()
+    want = MasterLinear.of(once)(y := x.detach().requires_grad_())
+    want.sum().backward()
+    assert torch.equal(x.grad, y.grad)
+    value = once(x)
+    with torch.no_grad():
+        once.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.sum().backward()
+
+
+def test_checkpoints_copies_and_compilers_see_the_weights_that_are_quantised_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once, x, seen = MasterLinear(128, 16, dtype=BF16).quantize_once(), normal(2, 128), []
+    plain, real = MasterLinear.of(once), kept_weights.quantize
+    want = passed(plain, x)
+    monkeypatch.setattr(kept_weights, "quantize", lambda *given: seen.append(1) or real(*given))
+    again = passed(lambda x: torch.utils.checkpoint.checkpoint(once, x, use_reentrant=False), x)
+    assert all(map(torch.equal, again, want)) and len(seen) == 2
+    for other in (copy.deepcopy(once), pickle.loads(pickle.dumps(once))):
+        assert other._once is not once._once and all(map(torch.equal, passed(other, x), want))
+    compiled = torch.compile(once, backend="aot_eager", fullgraph=True)
+    assert all(map(torch.equal, passed(compiled, x), want))
+    with torch.no_grad():
+        once.weight.data.mul_(2)  # past the count: code of torch.compile keeps nothing
+    assert torch.equal(passed(compiled, x)[0], passed(plain, x)[0])
+    with pytest.raises(OperandError, match="once of quantize_once"):
+        once.quantize_once(1)  # type: ignore[arg-type]
+
+
+@needs.DSL
+@pytest.mark.dsl
+def test_launches_that_read_weights_are_two_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, by kept chains of launches: both layouts once, and at each call of a layer without it."""
+    read = {}
+    for once in (False, True):
+        layer = MasterLinear(256, 128, bias=False, dtype=BF16).quantize_once(once)
+        with every_door(monkeypatch, computes=False) as made:
+            for _ in range(2):
+                for _ in range(3):
+                    passed(layer, normal(4, 256))
+                torch.optim.SGD(layer.parameters(), lr=0.0).step()
+            at = layer.weight.data_ptr()
+            read[once] = [at in values for _, values in made]
+    assert sum(read[True]) == 2 * 2 and sum(read[False]) == 2 * 3 * 2
+    assert len(read[True]) == len(read[False]) + 2 * 2  # where all others are one launch with the weight's

@@ -16,8 +16,9 @@ from tests import needs
 torch = needs.module("torch")
 needs.module("safetensors.torch")
 
+from layoutgemm import QuantizedFormat, QuantizedWeight
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.nn import Checkpoint, QuantizedLinear, ScaledLinear, load_checkpoint
+from layoutgemm.nn import Checkpoint, QuantizedLinear, ScaledLinear, load_checkpoint, swap_linears
 from layoutgemm.nn.scaled import quantized
 from tests.nn.test_loading import normal, sharded
 
@@ -329,6 +330,67 @@ def test_experts_that_do_not_fit_are_refused_before_the_model_changes(
     with pytest.raises((OperandError, TensorError), match=said):
         load_checkpoint(model, sharded(tmp_path, tensors()), kind or None)
     assert type(model.experts) is Experts and not any(x.any() for x in model.experts.parameters())
+
+
+@pytest.mark.parametrize("kind", [Experts, Limited, Interleaved])
+def test_swapped_experts_are_packed_where_their_forward_agrees(kind: Any) -> None:
+    model, (x, index, weights) = torch.nn.ModuleDict({"experts": kind(), "out": torch.nn.Linear(64, 64)}), rows_for()
+    for parameter in model["experts"].parameters():
+        torch.nn.init.normal_(parameter, std=0.125)
+    fmt, plain = QuantizedFormat("int8"), copy.deepcopy(model["experts"])
+    swaps = swap_linears(model, "experts", weights=fmt)
+    assert "replaced  experts  by ExpertsMLP" in str(swaps) and str(swaps).endswith("; 1 module of experts packed")
+    for name, own in (("first", "gate_up_proj"), ("down", "down_proj")):
+        dense = getattr(plain, own)
+        for e in range(EXPERTS):
+            dense.data[e] = QuantizedWeight.quantize(dense[e], fmt).dense(BF16)
+        assert torch.equal(getattr(model["experts"], name).dequantized(), dense)
+    assert near(model["experts"](x, index, weights), plain(x, index, weights))
+
+
+class Transposed(torch.nn.Module):
+    """As gpt-oss has them: (experts, in features, out features), with biases."""
+
+    is_transposed = True
+
+    def __init__(self, biased: bool = True) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(EXPERTS, WIDE, 2 * HIDDEN).to(BF16) / 8)
+        self.down_proj = torch.nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDE).to(BF16) / 8)
+        self.gate_up_proj_bias = torch.nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN).to(BF16))
+        self.down_proj_bias = torch.nn.Parameter(torch.randn(EXPERTS, WIDE).to(BF16))
+
+    def _apply_gate(self, x: Any) -> Any:
+        return torch.nn.functional.silu(x[..., ::2]) * (x[..., 1::2] + 1)
+
+    def forward(self, x: Any, index: Any, weights: Any) -> Any:
+        total = torch.zeros_like(x)
+        for e in range(EXPERTS):
+            rows, places = torch.where(index == e)
+            hidden = self._apply_gate(x[rows] @ self.gate_up_proj[e] + self.gate_up_proj_bias[e])
+            one = (hidden @ self.down_proj[e] + self.down_proj_bias[e]) * weights[rows, places, None]
+            total.index_add_(0, rows, one.to(x.dtype))
+        return total
+
+
+def test_swapped_experts_keep_biases_orders_and_reasons() -> None:
+    x, index, weights = rows_for()
+    fmt, made = QuantizedFormat("int8"), Transposed()
+    model = torch.nn.ModuleDict({"a": made, "b": LimitedBeside(), "c": Experts(), "d": copy.deepcopy(made)})
+    model["c"].gate_up_proj = model["b"].gate_up_proj
+    want = made(x, index, weights)
+    swaps = swap_linears(model, ["a", "b", "c"], weights=fmt)
+    assert model["a"].first.bias is made.gate_up_proj_bias and near(model["a"](x, index, weights), want, 2.0**-4)
+    reasons = {each.name: each.reason for each in swaps.others}
+    assert reasons["a"] == "" and reasons["d"].endswith("not packed: not in where=['a', 'b', 'c']")
+    assert "not packed: its gate_up_proj is tied" in reasons["b"] and "not packed: its gate_up_proj" in reasons["c"]
+    alone = torch.nn.ModuleDict({"b": LimitedBeside(), "c": Experts().to("meta")})
+    (left,) = [each for each in swap_linears(alone, weights=fmt).others if not each.by]
+    assert left.name == "b" and left.reason.endswith("not packed: its forward gives other values than down(act(gate) * "
+                                                     "up) of rows in order")  # fmt: skip
+    assert alone["c"].first.units.is_meta
+    odd = swap_linears(torch.nn.ModuleDict({"a": Transposed()}), weights=QuantizedFormat("int4", 128))
+    assert "not packed: K = 64 is 0 groups of 128" in str(odd)
 
 
 class OddRows(Experts):

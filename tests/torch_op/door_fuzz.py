@@ -1423,11 +1423,17 @@ def quantized(draw: Draw) -> Problem:
         scale = powers(*draw.choice(((*x.shape[:-1], 1), tuple(x.shape[:-1]), (1,))))
         value = value * (scale.double().reshape(*x.shape[:-1], 1) if scale.numel() != 1 else scale.double())
         options["scale_x"] = draw.lay(scale)
-    if not experts and draw.chance(0.4):
-        options["bias"] = draw.lay(draw.whole(n, kind=draw.choice((F32, BF16, F16))))
-        value = value + wide(options["bias"])
+    if draw.chance(0.4):
+        each = experts and draw.chance(0.5)
+        options["bias"] = draw.lay(draw.whole(*([experts] if each else []), n, kind=draw.choice((F32, BF16, F16))))
+        added = wide(options["bias"])
+        value = value + (added[torch.repeat_interleave(torch.arange(experts), torch.tensor(sizes))] if each else added)
     sums = value
-    if act:
+    gate = draw.choice(tuple(GATES)) if n % 2 == 0 and draw.chance(0.1) else None
+    if gate:
+        options["activation"], halves = gate, value.chunk(2, -1)
+        value = ACTS[GATES[gate]](halves[0]) * halves[1]
+    elif act:
         value = ACTS[act](value)
     # Kernels may round weights to x's type, an error of the sums' size, whatever the activation makes of them.
     loose = 512.0 * max(1.0, float(sums.abs().max() / value.abs().max().clamp_min(2.0**-30))) if sums.numel() else 1.0

@@ -28,6 +28,7 @@ from layoutgemm.torch_op.operands import grouped as combined_groups
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
 from layoutgemm.torch_op.prologue import product as prologue
+from layoutgemm.torch_op.quantized import experts as quantized_experts
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.quantized import own_epilogue as quantized_epilogue
@@ -191,12 +192,11 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(registration, "_sites", {})
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
-    patch.setattr(quantized, "compile_plan", made)
-    patch.setattr(quantized_epilogue, "compile_plan", made)
+    for module in (quantized, quantized_epilogue, quantized_experts):
+        patch.setattr(module, "compile_plan", made)
+        patch.setattr(module, "raw_stream", lambda index: 77)
     patch.setattr(fp8, "compiled", made)
     patch.setattr(fp8, "target", lambda index, config=None: ("sm_90a", 0))
-    patch.setattr(quantized, "raw_stream", lambda index: 77)
-    patch.setattr(quantized_epilogue, "raw_stream", lambda index: 77)
     for module in (launch, api, kept):
         patch.setattr(module, "current_device", lambda: -1)
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
@@ -211,6 +211,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         *groups,
         quantized,
         quantized_epilogue,
+        quantized_experts,
         indexed,
         several,
         pairs,
@@ -227,6 +228,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     prepared.forget()
     quantized.forget()
     quantized_epilogue.forget()
+    quantized_experts.forget()
     plans._ready.cache_clear()
     for ready in keeping:
         ready.clear()
@@ -236,6 +238,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         prepared.forget()
         quantized.forget()
         quantized_epilogue.forget()
+        quantized_experts.forget()
         plans._ready.cache_clear()
         for ready in keeping:
             ready.clear()

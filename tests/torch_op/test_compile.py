@@ -302,6 +302,19 @@ def test_a_flag_that_is_no_bool_is_refused_as_outside_of_the_compiler(flag: Any,
     torch._dynamo.reset()
 
 
+def test_unknown_keywords_are_refused_as_outside_of_the_compiler() -> None:
+    a = normal(4, 4).to(BF16)
+    for call, said in (
+        (lambda: matmul(a, a, trans_b=True), r"matmul\(\) got an unexpected keyword argument 'trans_b'; give b.mT"),
+        (lambda: gemm(1.0, a, a, out_=a), r"gemm\(\) got an unexpected keyword argument 'out_'; do you mean 'out'"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+        with pytest.raises(Exception, match=said):
+            torch.compile(call, backend="eager", fullgraph=True)()
+    torch._dynamo.reset()
+
+
 def test_autocast() -> None:
     a, b = normal(5, 8), normal(8, 6)
     for kind in (BF16, torch.float16):

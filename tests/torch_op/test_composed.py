@@ -37,6 +37,8 @@ BF16 = torch.bfloat16
 TILE = Sm90Config((64, 64), consumers=1, loader="warp")
 RANKS = Rotated(Linear("N"), ranks=4)
 SCALED = Prologue.of(lambda x, i, k, ops, s: x * s, s="m")
+MASKED = Prologue.of(lambda x, i, k, ops, s: ops.where(k <= i, x * s, 0.0), s="m")
+SHIFTED = Prologue.of(lambda x, i, k, ops: x + 1.0)
 FINISH = Epilogue(Bias("n", "bf16"), Activation("gelu"))
 KEPT = Epilogue(Bias("n", "bf16"), Aux("bf16"), Activation("relu"))
 NAMED = Epilogue(Bias("m", "f32", "s"))
@@ -157,6 +159,21 @@ CASES = {
     "a triangular B and an epilogue": Case(
         lambda a, b, bias: matmul(a, b, triangles=Triangles(b="upper"), epilogue=FINISH, given={"bias": bias}),
         lambda a, b, bias: gelu(a @ b.triu() + bias), (A.mT, SQUARE.mT, SCALE.to(BF16)), 3,
+    ),
+    "a triangular A and a second pair": Case(
+        lambda a, b, a2, b2, bias: matmul((a, a2), (b, b2), bias=bias, triangles=Triangles("lower")),
+        lambda a, b, a2, b2, bias: a.tril() @ b + a2 @ b2 + bias, (SQUARE, A, A2, B2[:, :64], BIAS[:64]), 5,
+    ),
+    "a triangle by a prologue": Case(
+        lambda a, b, s: matmul(a, b, prologue=MASKED, triangles=Triangles("lower"), given={"s": s}),
+        lambda a, b, s: scaled(a.tril(), s) @ b, (A @ A.mT / 8, A, SCALE), 3,
+    ),
+    "a triangle by a prologue, a gate and a second pair": Case(
+        lambda a, b, s, a2, b2: matmul(
+            (a, a2), (b, b2), prologue=MASKED, triangles=Triangles("lower"), activation="swiglu", given={"s": s}
+        ),
+        lambda a, b, s, a2, b2: (lambda x: silu(x[:, :32]) * x[:, 32:])(scaled(a.tril(), s) @ b + a2 @ b2),
+        (A @ A.mT / 8, A, SCALE, A2, B2[:, :64]), 5,
     ),
     "a prologue and a gate": Case(
         lambda a, b, s: matmul(a, b, prologue=SCALED, activation="swiglu", given={"s": s}),
@@ -397,13 +414,14 @@ REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
     ("of groups of columns and a symmetric order", lambda a, b: matmul(
         a, b, order="symmetric", epilogue=OF_GROUPS, given={"row_max": torch.zeros(136, 5)})),
-    ("a second pair and triangular operands: its loop has as many K tiles", lambda a, b: matmul(
-        (a, a), (b, b), triangles=Triangles("lower"))),
+    ("rows and triangular operands: rows in another order are no triangle", lambda a, b: matmul(
+        a, b, rows=ROWS, triangles=Triangles("lower"))),
+    (r"f\(a\) is lower triangular, and f\(a\)\[0, 1\] is", lambda a, b: matmul(
+        a.tril(), b, prologue=SHIFTED, triangles=Triangles("lower"))),
     ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
     ("two operands of the product are named s", lambda a, b: matmul(
         a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
-    ("a gate and triangular operands|a second pair and triangular", lambda a, b: matmul(
-        (a, a), (b, b), activation="swiglu", triangles=Triangles("lower"))),
+    ("a is lower triangular, and a.0, 1. is", lambda a, b: matmul((a, a), (b, b), triangles=Triangles("lower"))),
     ("b is of Tensor and Tensor: combine= of two a", lambda a, b: matmul((a, a), (b, b), combine="silu")),
     ("bias and epilogue: one or the other", lambda a, b: matmul((a, a), (b, b), bias=BIAS, epilogue=FINISH)),
     (r"b\[1\] of \[64, 36\]", lambda a, b: matmul((a, a), (b, b[:, :36]))),

@@ -32,6 +32,8 @@ LAUNCHED = [
     "batches of several matrices in two pairs",
     "rows placed in an output",
     "rows added to each other",
+    "a triangle by a prologue, a gate and a second pair",
+    "a triangular A and a second pair",
 ]
 
 

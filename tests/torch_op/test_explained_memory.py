@@ -27,8 +27,7 @@ from layoutgemm import (
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, RowReduce
 from layoutgemm.torch_op.fp8 import launch as fp8_launch
 from layoutgemm.torch_op.operands import pairs, several
-from layoutgemm.torch_op.quantized import experts
-from layoutgemm.torch_op.quantized.experts import QuantizedExperts, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized import QuantizedExperts, experts, quantized_grouped_matmul
 from tests.torch_op.host_launches import bare_launches
 
 BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn

@@ -39,6 +39,7 @@ SMALL = Sm90Config((64, 64), consumers=1, stages=2, loader="warp")
 SIZES, BEHIND, N, K = (30, 0, 33, 1), 6, 48, 144
 ENDS = torch.tensor(SIZES).cumsum(0)
 M = int(ENDS[-1]) + BEHIND
+OF_C = {"out_rows": torch.arange(M), "add_rows": torch.arange(M), "row_weights": torch.ones(M)}
 STEPS = Epilogue(
     Scale("half"), Residual("f32", beta=None), Activation("relu"), RowReduce("sum", "sums"),
     ColumnReduce("sum", "total"), Amax(),
@@ -301,6 +302,10 @@ def test_refusals_name_the_operand() -> None:
         ("named ends", Epilogue(RowReduce("sum", "ends")), {"ends": torch.zeros(M)}, {}),
         ("named rows", Epilogue(RowReduce("sum", "rows")), {"rows": torch.zeros(M)}, {"rows": torch.arange(M)}),
         ("Quantize gives e4m3", Epilogue(Quantize()), {"scales": torch.zeros(M, 1)}, {}),
+        *[(f"{name} is of C's rows, and the epilogue stores no C", Epilogue(RowReduce("sum", "sums"), stores_c=False),
+           sums, {name: x}) for name, x in OF_C.items()],
+        ("rows of torch.float8_e4m3fn are not added", Epilogue(RowReduce("sum", "sums")), sums,
+         {"add_rows": OF_C["add_rows"], "out_dtype": torch.float8_e4m3fn}),
         ("stores no C", Epilogue(RowReduce("sum", "sums"), stores_c=False), sums,
          {"out": torch.empty(M, N, dtype=BF16)}),
         ("shares memory with offs", rows, {"sums": ENDS.repeat(40).view(torch.float32)[:M]}, {}),

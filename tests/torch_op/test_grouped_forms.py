@@ -227,6 +227,8 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({"offs": ENDS, "activation": "swiglu", "b": normal(4, 5, 7)}, TensorError, "b has 7 columns: a gated product"),
     ({"offs": ENDS[:2], "a": X.T, "b": X, "activation": "geglu"}, OperandError, "activation: groups of K take none"),
     ({"offs": ENDS[:2], "a": X.T, "b": X, "bias": torch.ones(5)}, OperandError, "bias: groups of K take none"),
+    ({"offs": ENDS, "a": X.T, "b": X, "row_weights": torch.ones(5)}, OperandError, "row_weights: groups of K take"),
+    ({"offs": ENDS, "a": Y, "b": normal(6, 8), "add_rows": ENDS}, OperandError, "add_rows: groups of columns"),
     (
         {"offs": ENDS, "a": Y, "b": normal(6, 8), "activation": "relu"},
         OperandError,

@@ -189,6 +189,15 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
     assert message in str(found.value)
 
 
+def test_a_gate_follows_the_function() -> None:
+    a, b, rstd, w, _ = drawn()
+    call: dict[str, Any] = {"offsets": OFFSETS, "activation": "geglu", "out_dtype": torch.float32}
+    asked = {"prologue": NORM, "given": {"rstd": rstd, "w": w[0]}}
+    x = (a.float() * rstd[:, None] * w[0].float()).bfloat16()
+    assert torch.equal(grouped_matmul(a, b, **asked, **call), grouped_matmul(x, b, **call))
+    assert explain_matmul(a, b, **asked, **call).kernel.startswith("torch computes a's function, then ")
+
+
 def test_scales_follow_the_function() -> None:
     """Torch computes it in 8 bits: of rows in order, and of chosen rows with their own scales."""
     eight, half = torch.float8_e4m3fn, Prologue.of(lambda x, i, k, ops, s: x * s, s="k")
@@ -215,7 +224,7 @@ def test_scales_follow_the_function() -> None:
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
         ({"given": {"rstd": torch.ones(ROWS)}}, "w is missing"),
         ({"given": {"rstd": torch.ones(ROWS), "w": torch.ones(2, K).bfloat16()}}, "of shape [16] or [3, 16], one for"),
-        ({"activation": "swiglu"}, "others are not gates"),
+        ({"activation": "swigul"}, "do you mean 'swiglu'?"),
         ({"prologue": lambda x: x}, "a Prologue, made by Prologue.of"),
         ({"prologue": NAMED}, "is named offsets, as the groups are"),
         ({"b": torch.ones(K, N).bfloat16(), "offsets": torch.tensor([0, K])}, "of shape [16], one for"),

@@ -192,6 +192,7 @@ def test_pairs_of_types_are_refused_by_the_operand_that_is_off(off: str) -> None
 
 
 ODD, WIDE, CONFIGURED = ones(4, 3), torch.ones(4, 4), object()
+MASK = torch.tensor([True, False, True, True])
 GRAD = ones(4, 4).requires_grad_()
 # calls that are compiled, and what the refusal says; apart from the calls, whose lines torch quotes
 COMPILED = (
@@ -210,6 +211,14 @@ COMPILED = (
     (lambda a: matmul(a, a, bias=CONFIGURED), "bias is a builtins.object"),
     (lambda a: matmul(5, a), "a is a builtins.int"),
     (lambda a: matmul(a, a, activation="swish"), "'swish' is 'silu'"),
+    (lambda a: matmul(a, a, activation=torch.relu), "; its name is 'relu'"),
+    (lambda a: matmul(a, a, activation=torch.nn.GELU(approximate="tanh")), "; its name is 'gelu_tanh'"),
+    (lambda a: matmul(a, a, activation=lambda x: x), r"a step: epilogue=Epilogue\(Custom.of\(function\)\)"),
+    (lambda a: matmul(a, (a, a)), r"b is a builtins.tuple, .*; several b take combine=, and two pairs are \(a, a2\)"),
+    (lambda a: matmul(a, a, rows=[0, 1]), r"rows is a builtins.list, .*; torch.tensor\(rows, device=a.device\) is one"),
+    (lambda a: matmul(a, a, rows=MASK), r"rows is torch.bool of .*; rows.nonzero\(\).flatten\(\) are the rows"),
+    (lambda a: matmul(a, a, order="lower", out_rows=MASK), r"out_rows.nonzero\(\).flatten\(\) are the rows"),
+    (lambda a: matmul(a, a, combine="silu"), "b is a Tensor: combine= takes a tuple of 2 to 4"),
     (lambda a: matmul(a, None), "b is a builtins.NoneType"),
     (lambda a: matmul(a, a, bias=a[0, :3]), r"bias of shape \[3\] does not fit a product of shape \[4, 4\]"),
     (lambda a: matmul(a, a, bias=a[0].double()), "bias is torch.float64; to a product"),

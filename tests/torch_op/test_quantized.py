@@ -968,8 +968,9 @@ def test_explain_tells_of_experts() -> None:
     )
     spaced = torch.tensor([0, 0, 5, 0, 9, 0, 9, 0, 20])[::2]
     assert explain_matmul(x, experts, offsets=spaced).workspace == 40
-    with pytest.raises(LayoutError, match="bias is given: a product with QuantizedExperts takes none"):
-        explain_matmul(x, experts, offsets=spaced.contiguous(), bias=torch.ones(100))
+    assert explain_matmul(x, experts, offsets=spaced.contiguous(), bias=torch.ones(4, 200)[:, ::2]).workspace == 1600
+    with pytest.raises(LayoutError, match=r"bias is torch.float32 of shape \[99\]"):
+        explain_matmul(x, experts, offsets=spaced.contiguous(), bias=torch.ones(99))
     with pytest.raises(LayoutError, match="offsets is given: a product with a QuantizedWeight takes none"):
         explain_matmul(x, weight, offsets=torch.tensor([0, 20]))
     with pytest.raises(LayoutError, match="x and offsets are torch tensors"):

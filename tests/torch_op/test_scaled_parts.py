@@ -14,7 +14,7 @@ torch = needs.module("torch")
 from layoutgemm import explain_matmul, quantize, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Residual, RowReduce
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Residual, RowReduce
 from layoutgemm.torch_op.composed import checks
 from tests.torch_op.emulated_launches import launches_are_emulated
 
@@ -44,6 +44,7 @@ RECIPES = {
 }
 
 
+HALVED = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
 FEW = ("rows", "1x128, 128x128")
 
 
@@ -66,9 +67,22 @@ def test_parts_are_those_of_the_product(recipe: str) -> None:
     torch.testing.assert_close(got, (torch.nn.functional.silu(gate) * up)[on.rows])
     got = scaled_matmul(on.a, sa, on.b, sb, add_rows=on.to, out=torch.ones(9, N), **call)
     torch.testing.assert_close(got, torch.ones(9, N).index_add(0, on.to, full))
+    got = scaled_matmul(on.a, sa, on.b, sb, add_rows=on.to, order="upper", out=torch.ones(9, N), **call)
+    torch.testing.assert_close(got, torch.ones(9, N).index_add(0, on.to, some))
+    told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, add_rows=on.to, order="upper").kernel
+    assert told.endswith("added to those that add_rows names")
     if "128" not in recipe:
         exact = scaled_matmul(on.a, sa, on.b, sb, order="upper", use_fast_accum=False, **call)
         assert torch.equal(exact.triu(), full.triu())
+
+
+def test_groups_of_columns_are_in_a_tile_whatever_the_scales() -> None:
+    """Other tiles of a B with a scale of each column have 64 columns: fewer than share a scale of the result."""
+    on, (sa, sb) = operands(), RECIPES["1x128, 1x128"]()
+    asked = {"epilogue": Epilogue(Quantize()), "given": {"scales": torch.zeros(1, M).mT}, "out_dtype": E4M3}
+    for more in ({}, {"order": "snake"}):
+        told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, **asked, **more)
+        assert "tile 64x128" in told.kernel and told.launches == 1
 
 
 def test_scales_come_before_a_function_of_two_products() -> None:
@@ -110,10 +124,16 @@ def test_skipped_k_tiles_have_no_scales() -> None:
 
 
 def test_a_function_of_8_bits_precedes_the_scales() -> None:
-    on, (sa, sb) = operands(), RECIPES["rows"]()
-    halved = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
-    found = scaled_matmul(on.a, sa, on.b, sb, prologue=halved, given={"w": on.of_k}, out_dtype=F32)
-    assert torch.equal(found, scaled_matmul((on.a.float() * on.of_k).to(E4M3), sa, on.b, sb, out_dtype=F32))
+    on = operands()
+    for recipe in ("rows", "1x128, 128x128"):  # by the kernel, and by torch
+        sa, sb = RECIPES[recipe]()
+        found = scaled_matmul(on.a, sa, on.b, sb, prologue=HALVED, given={"w": on.of_k}, out_dtype=F32)
+        full = scaled_matmul((on.a.float() * on.of_k).to(E4M3), sa, on.b, sb, out_dtype=F32)
+        assert torch.equal(found, full)
+        asked = {"prologue": HALVED, "given": {"w": on.of_k}, "rows": on.rows}
+        assert torch.equal(scaled_matmul(on.a, sa, on.b, sb, **asked, out_dtype=F32), full[on.rows])
+        told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, **asked)
+        assert told.kernel.startswith("torch computes a's function, then ") == (recipe != "rows")
 
 
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -141,10 +161,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rows", {"row_weights": torch.ones(M)}, "row_weights: the rows of a product with rows="),
     ("rows", {"order": "lower", "out_recipe": "BlockWise1x128"}, "out_recipe: not beside rows"),
     ("1x128, 1x128", {"rows": torch.zeros(2).long(), "copy_rows": False}, "copy_rows: False, .* scales of blocks are"),
+    ("1x128, 1x128", {"prologue": HALVED}, "the prologue reads w: w is missing"),
+    ("1x128, 1x128", {"prologue": HALVED, "given": {"w": torch.ones(3)}}, "w is torch.float32 of shape .3.: it takes"),
+    ("1x128, 1x128", {"prologue": "relu"}, "prologue is a str: a Prologue"),
+    ("1x128, 128x128", {"order": "symmetric"}, "scale_a is of BlockWise1x128 and scale_b of BlockWise128x128, and one"),
+    ("1x128, 1x128", {"prologue": HALVED, "order": "symmetric"}, "a prologue and a symmetric order"),
     (
         "1x128, 1x128",
-        {"prologue": Prologue.of(lambda x, i, k, ops: -x)},
-        "prologue and scales of blocks: .*quantize.f.a",
+        {"prologue": Prologue.of(lambda x, i, k, ops: x * ops.float(i)), "rows": torch.zeros(2).long()},
+        "rows and prologue: the function reads i",
     ),
 ]
 

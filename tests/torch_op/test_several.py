@@ -125,6 +125,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (OperandError, "b is 5 matrices", {"b": (X,) * 5}),
     (OperandError, r"called with \(sum0, sum1, sum2, ops\)", {"b": (X,) * 3, "combine": lambda x, y, ops: x}),
     (OperandError, "combine = 'mish': known are relu", {"combine": "mish"}),
+    (OperandError, r"= 'swiglu': combine='silu' is silu\(a @ b\[0\]\) \* \(a @ b\[1\]\)", {"combine": "swiglu"}),
     (OperandError, r"called with \(sum0, sum1, ops, s\)", {"given": {"s": 1}}),
     (OperandError, "s is a number", {"combine": weighted, "given": {"s": X}}),
     (TensorError, r"b\[1\] is torch.bfloat16 of shape \[64, 8\]", {"b": (X, Y[:, :8])}),

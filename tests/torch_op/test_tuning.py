@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from tests import needs
 torch = needs.module("torch")
 
 import layoutgemm
-from layoutgemm import QuantizedFormat, explain_matmul
+from layoutgemm import QuantizedFormat, explain_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
@@ -37,6 +39,7 @@ from layoutgemm.kernels.streamed.plan import StreamedConfig
 from layoutgemm.torch_op import choose as choosing
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
+from layoutgemm.torch_op.explanation import Explanation
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tunable.call import TunableCall
@@ -44,7 +47,7 @@ from layoutgemm.torch_op.tunable.epilogue import TunableEpilogue
 from layoutgemm.torch_op.tunable.packed import TunablePacked
 from layoutgemm.torch_op.tunable.prologue import TunablePrologue
 from layoutgemm.torch_op.tunable.scaled_grouped import tunable
-from layoutgemm.torch_op.tuning import candidates, name_of, tune
+from layoutgemm.torch_op.tuning import candidates, name_of, tune, tune_call
 from tests.torch_op.host_launches import bare_launches
 
 GPU = "NVIDIA H200"
@@ -102,6 +105,42 @@ def test_matmul_takes_what_was_measured(own_cache: Path) -> None:
 def test_a_result_that_does_not_fit_is_passed_over() -> None:
     tuned.store(GPU, KEY, Sm90Choice(Sm90Config((64, 64), consumers=1, stages=200)), {})
     assert solve(problem()).kernel.choice != CHOICE
+
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+ROWS_OF_A = {dtype: torch.zeros(256, 512, dtype=dtype) for dtype in (BF16, FP8)}
+B = {dtype: torch.zeros(384, 512, dtype=dtype).T for dtype in (BF16, FP8)}
+B_OF_GROUPS = {dtype: torch.zeros(2, 384, 512, dtype=dtype).mT for dtype in (BF16, FP8)}
+OF_ROWS: dict[str, Any] = {"scale_a": torch.ones(256, 1), "scale_b": torch.ones(1, 384)}
+OF_BLOCKS: dict[str, Any] = {"scale_a": torch.ones(256, 4), "scale_b": torch.ones(3, 4)}
+SWIGLU: dict[str, Any] = {"activation": "swiglu"}
+GROUPS: dict[str, Any] = {"offsets": torch.tensor([0, 100, 256])}
+OTHER_PRODUCTS: dict[str, Callable[[], Explanation]] = {
+    "scaled": lambda: explain_matmul(ROWS_OF_A[FP8], B[FP8], **OF_BLOCKS),
+    "scaled, gated": lambda: explain_matmul(ROWS_OF_A[FP8], B[FP8], **OF_BLOCKS, **SWIGLU),
+    "rows, gated": lambda: explain_matmul(ROWS_OF_A[FP8], B[FP8], **OF_ROWS, **SWIGLU),
+    "scaled, rows by index": lambda: explain_matmul(ROWS_OF_A[FP8], B[FP8], **OF_BLOCKS, rows=torch.arange(256)),
+    "groups": lambda: explain_matmul(ROWS_OF_A[BF16], B_OF_GROUPS[BF16], **GROUPS),
+    "groups, gated": lambda: explain_matmul(ROWS_OF_A[BF16], B_OF_GROUPS[BF16], **GROUPS, **SWIGLU),
+    "masked groups": lambda: explain_matmul(
+        torch.zeros(2, 128, 512, dtype=BF16), B_OF_GROUPS[BF16], counts=torch.tensor([3, 5])
+    ),
+    "groups along K": lambda: explain_matmul(
+        torch.zeros(512, 256, dtype=BF16).T, torch.zeros(512, 384, dtype=BF16), offsets=torch.tensor([0, 256, 512])
+    ),
+}
+
+
+@pytest.mark.parametrize("product", OTHER_PRODUCTS)
+def test_a_result_of_another_product_that_does_not_fit_is_passed_over(
+    product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of another build of this version may hold configurations that this one refuses."""
+    fits, explain = Sm90Config((128, 128)), OTHER_PRODUCTS[product]
+    kept = Sm90Choice(fits), Sm90Choice(replace(fits, stages=40)), Sm90Choice(replace(fits, tile_k=3))
+    for choice, is_taken in zip((*kept, Sm90Choice(fits, swapped=True)), (True, False, False, False)):
+        monkeypatch.setattr(tuned, "lookup", lambda *_, choice=choice: choice)
+        assert (tuned.MEASURED in explain().why) == is_taken
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -315,8 +354,13 @@ def test_what_others_could_have_written_is_none() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(OperandError, match="m = 0"):
-        tune(0, 1, 1)
+    for bad in ({"m": 0}, {"k": 1 << 31}, {"most": 0}, {"rounds": True}, {"jobs": 0}, {"budget": math.inf},
+                {"budget": math.nan}, {"store": "no"}, {"progress": 3}, {"groups": 0}):  # fmt: skip
+        with pytest.raises(OperandError, match=f"{next(iter(bad))} "):
+            tune(**{"m": 64, "n": 64, "k": 64, **bad})  # type: ignore[arg-type]
+        if bad.keys() & {"most", "rounds", "budget", "store", "progress"}:
+            with pytest.raises(OperandError, match=f"{next(iter(bad))} "):
+                tune_call(matmul, *[torch.zeros(64, 64).bfloat16()] * 2, **bad)  # type: ignore[arg-type]
     with pytest.raises(OperandError, match="'bf16' or 'f16'"):
         tune(64, 64, 64, dtype="f32")
     if not torch.cuda.is_available():
@@ -347,7 +391,7 @@ for first in ("import layoutgemm.tune", "from layoutgemm import tune; assert cal
 def test_tune_is_called_whatever_was_imported_first() -> None:
     done = subprocess.run([sys.executable, "-c", ORDERS], capture_output=True, text=True, timeout=60)
     said = done.stdout.splitlines()
-    assert len(said) == 3 and all(line.startswith("m = 0: an int of at least 1") for line in said), done.stderr
+    assert len(said) == 3 and all(line.startswith("m must be at least 1, not 0") for line in said), done.stderr
 
 
 # ------------------------------------------------------------------------------------------------- scaled and grouped
@@ -552,7 +596,7 @@ def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.
         ({"activation": "relu"}, "activation 'relu': gates are tuned, 'swiglu', 'geglu'"),
         ({"activation": "swiglu", "b_major": "mn"}, "a gated product's kernel reads a K-major B"),
         ({"activation": "swiglu", "dtype": "f32"}, "dtype 'f32'"),
-        ({"groups": 0}, "groups = 0: an int of at least 1"), ({"groups": True}, "groups = True"),
+        ({"groups": 0}, "groups must be at least 1, not 0"), ({"groups": True}, "groups must be an integer, not True"),
         ({"recipe_b": "BlockWise128x128"}, "recipe_b without a recipe_a"),
         ({"recipe_a": "RowWise", "recipe_b": "BlockWise1x128", "dtype": "e4m3"}, "recipe_a RowWise and recipe_b Block"),
         ({"recipe_a": "BlockWise1x128", "dtype": "e4m3", "use_fast_accum": False}, "others have one way to add"),

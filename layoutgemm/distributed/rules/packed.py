@@ -142,8 +142,11 @@ def _product(first: int) -> Handler:
             own["scale_x"] = _local(given, "scale_x", units, [whole] * len(rows) if one else rows)
         bias = given.get("bias")
         finishes = way.along and (bias is not None or given["activation"] is not None)
-        if "bias" in given:  # of a product without experts, so that it is cut as the scales are
-            own["bias"] = None if finishes else _local(given, "bias", units, way.columns)
+        each = bias is not None and _tensor(given, "bias").ndim == 2  # of experts, cut as their scales are
+        if each and finishes:
+            raise OperandError("bias of each expert, and units are cut along K: add it to the result")
+        of_one = [shard(0) if place == shard(first) else place for place in way.columns]
+        own["bias"] = None if finishes else _local(given, "bias", units, way.columns if each else of_one)
         if finishes:
             own |= {"activation": None, "out_dtype": torch.float32}
         value: torch.Tensor = _placed(operator(**own), units, way.result, (x.shape[0], n))

@@ -207,7 +207,7 @@ def distributed(ranks: Ranks, multicast: Multicast) -> Iterator[None]:
         patch(symmetric, "rendezvous", rendezvous)
         native = getattr(torch._C, "_distributed_c10d", None)
         if native is not None and hasattr(native, "_SymmetricMemory"):
-            patch(native, "_SymmetricMemory", SimpleNamespace(has_multicast_support=lambda *x: True))
+            patch(native._SymmetricMemory, "has_multicast_support", staticmethod(lambda *x: True))
         for name, value in (
             ("device_count", lambda: ranks.count), ("current_device", lambda: ranks.current),
             ("can_device_access_peer", lambda *x: True),

@@ -11,6 +11,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import SupportsInt, TypeAlias
@@ -19,24 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from ..races.unordered_launches import TouchedBytes
 from .arguments import Place, bytes_at
 from .devices import CUDA, GpuModel
 from .driver_modules import DriverModules, Launched, host_address
-from .torch_device.streams import HostGraph
+from .graphs.bindings import GraphBindings, answering, success_of
+from .graphs.graph import Handles, NodeKind
+from .graphs.memory import GraphPool
+from .torch_device.streams import CAPTURES, HostEvent, HostStream, asked_of
 
-# Functions that return success and nothing else: all work is done when they are called.
+# Functions that return success and nothing else.
 DONE = {
     "driver": (
-        "cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuStreamDestroy", "cuEventRecord", "cuEventSynchronize",
-        "cuEventDestroy", "cuCtxSetCurrent", "cuStreamWaitEvent", "cuDevicePrimaryCtxRelease",
+        "cuInit", "cuStreamDestroy", "cuEventDestroy", "cuCtxSetCurrent", "cuDevicePrimaryCtxRelease",
     ),
     "runtime": (
-        "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaEventRecord",
-        "cudaEventSynchronize", "cudaEventDestroy", "cudaSetDevice", "cudaStreamWaitEvent", "cudaGetLastError",
-        "cudaStreamQuery", "cudaEventQuery", "cudaDeviceReset", "cudaSetDeviceFlags", "cudaFuncSetAttribute",
-        "cudaFuncSetCacheConfig", "cudaDeviceSetCacheConfig", "cudaDeviceSetLimit", "cudaMemPrefetchAsync",
-        "cudaMemAdvise", "cudaProfilerStart", "cudaProfilerStop", "cudaStreamAttachMemAsync",
-        "cudaMemPoolSetAttribute", "cudaMemPoolTrimTo", "cudaMemPoolDestroy", "cudaDeviceSetMemPool",
+        "cudaStreamDestroy", "cudaEventDestroy", "cudaSetDevice", "cudaGetLastError", "cudaDeviceReset",
+        "cudaSetDeviceFlags", "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaDeviceSetCacheConfig",
+        "cudaDeviceSetLimit", "cudaMemPrefetchAsync", "cudaMemAdvise", "cudaProfilerStart", "cudaProfilerStop",
+        "cudaStreamAttachMemAsync", "cudaMemPoolSetAttribute", "cudaMemPoolTrimTo", "cudaMemPoolDestroy",
+        "cudaDeviceSetMemPool",
     ),
 }  # fmt: skip
 
@@ -70,19 +73,34 @@ class DeviceMemory:
 
     def allocate(self, size: int, name: str = "") -> int:
         """The address of `size` new bytes. Findings name an allocation by its number, or by the given name."""
+        made = self.reserved(size)
+        return self.hold(made, name or self._numbered(made, "cudaMalloc"))
+
+    def _numbered(self, made: npt.NDArray[np.uint8], function: str) -> str:
+        return f"allocation {next(self._count)} ({len(made)} bytes of {function})"
+
+    @staticmethod
+    def reserved(size: int) -> npt.NDArray[np.uint8]:
+        """Bytes at an address as cudaMalloc aligns it, which are not the device's yet."""
         whole = np.zeros(int(size) + ALIGN, np.uint8)
         first = -whole.ctypes.data % ALIGN
-        return self._hold(whole[first : first + int(size)], name, "cudaMalloc")
+        return whole[first : first + int(size)]
 
-    def _hold(self, made: npt.NDArray[np.uint8], name: str, function: str) -> int:
-        address = made.ctypes.data
+    def hold(self, made: npt.NDArray[np.uint8], name: str) -> int:
+        """Take bytes for the device's, until they are freed. Their address."""
+        address = int(made.ctypes.data)
         self._held[address] = made
-        self._names[address] = name or f"allocation {next(self._count)} ({len(made)} bytes of {function})"
+        self._names[address] = name
         return address
 
     def adopt(self, address: int, size: int) -> None:
         """Take memory of the host for the device's, until it is freed."""
-        self._hold(bytes_at(address, size, None), "", "cudaHostRegister")
+        made = bytes_at(address, size, None)
+        self.hold(made, self._numbered(made, "cudaHostRegister"))
+
+    def begins_at(self, address: int) -> bool:
+        """True if an allocation begins at an address."""
+        return address in self._held
 
     def holder(self, address: int) -> Place | None:
         """The allocation that holds an address, or None."""
@@ -106,10 +124,11 @@ def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iter
     """Within it the bindings that are imported answer for that device. `launch` gets their launches and streams."""
     from unittest import mock
 
-    modules = DriverModules(memory, launch)
+    modules, handles = DriverModules(memory, launch), Handles()
     with ExitStack() as stack:
         for kind, module in _bindings().items():
             found = modules.functions(kind, module) | _functions(kind, module, device, memory)
+            found |= GraphBindings(kind, module, handles, CAPTURES, modules.kernel_node).functions()
             for name, function in found.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
@@ -132,7 +151,7 @@ def _bindings() -> dict[str, ModuleType]:
 
 def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins by name."""
-    success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
+    success = success_of(module)
 
     def answers(*values: object) -> Binding:
         return lambda *args, **named: (success, *values)
@@ -140,7 +159,7 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
     def attribute(asked: enum.Enum, *args: object) -> tuple[object, int]:
         return success, attribute_of(int(asked.value), device)
 
-    found = {name: answers() for name in DONE[kind]} | _memory_functions(kind, module, memory)
+    found = {name: answers() for name in DONE[kind]} | _memory_functions(kind, module, memory) | _waits(kind, module)
     if kind == "driver":
         return found | {
             "cuDeviceGetCount": answers(1),
@@ -150,58 +169,137 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
             "cuDevicePrimaryCtxRetain": answers(module.CUcontext(1)),
             "cuDeviceGetName": answers(device.name.encode()),
             "cuDriverGetVersion": answers(CUDA[0] * 1000 + CUDA[1] * 10),
-            "cuStreamCreate": answers(module.CUstream(0)),
-            "cuEventCreate": answers(module.CUevent(0)),
-            "cuEventElapsedTime": answers(1.0),
             "cuDeviceGetAttribute": attribute,
         }
     return found | {
         "cudaGetDeviceCount": answers(1),
         "cudaGetDevice": answers(0),
-        "cudaStreamCreate": answers(module.cudaStream_t(0)),
-        "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
-        "cudaEventCreate": answers(module.cudaEvent_t(0)),
-        "cudaEventElapsedTime": answers(1.0),
         "cudaDeviceGetAttribute": attribute,
     }
 
 
+NONBLOCKING = 1  # CU_STREAM_NON_BLOCKING, cudaStreamNonBlocking
+
+
+def handle_of(stream: SupportsInt | None) -> int:
+    """A stream's handle; of None that of the legacy stream."""
+    return 0 if stream is None else int(stream)
+
+
+def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
+    """Stand-ins of streams and events. All work is done when it is asked for, but for what a stream captures."""
+    success, prefix = success_of(module), "cu" if kind == "driver" else "cuda"
+    stream_of, event_of = (module.CUstream, module.CUevent) if kind == "driver" else (
+        module.cudaStream_t, module.cudaEvent_t
+    )  # fmt: skip
+
+    def created(flags: int = 0, *args: object) -> tuple[object, object]:
+        handle = HostStream.new_handle()
+        if int(flags) & NONBLOCKING:
+            CAPTURES.nonblocking.add(handle)
+        return success, stream_of(handle)
+
+    def event(*args: object) -> tuple[object, object]:
+        return success, event_of(HostEvent.new_handle())
+
+    def recorded(event: SupportsInt, stream: SupportsInt | None = None, *flags: object) -> tuple[object]:
+        CAPTURES.record(int(event), handle_of(stream))
+        return (success,)
+
+    def ordered(stream: SupportsInt | None, event: SupportsInt, *flags: object) -> tuple[object]:
+        CAPTURES.wait(handle_of(stream), int(event))
+        return (success,)
+
+    def waited(stream: SupportsInt | None) -> tuple[object]:
+        CAPTURES.synchronise(handle_of(stream), "a wait for a stream")
+        return (success,)
+
+    def whole(*args: object) -> tuple[object]:
+        CAPTURES.synchronise(None, "a wait for the device")
+        return (success,)
+
+    def asked(event: SupportsInt) -> tuple[object]:
+        CAPTURES.ask(int(event))
+        return (success,)
+
+    def elapsed(first: SupportsInt, second: SupportsInt) -> tuple[object, float]:
+        for one in (first, second):
+            CAPTURES.ask(int(one))
+        return success, 1.0
+
+    device = "CtxSynchronize" if kind == "driver" else "DeviceSynchronize"
+    outputs: dict[str, tuple[Binding, int]] = {
+        "StreamCreate": (created, 1), "StreamCreateWithFlags": (created, 1), "StreamCreateWithPriority": (created, 1),
+        "EventCreate": (event, 1), "EventCreateWithFlags": (event, 1), "EventRecord": (recorded, 0),
+        "EventRecordWithFlags": (recorded, 0), "StreamWaitEvent": (ordered, 0), "StreamSynchronize": (waited, 0),
+        "StreamQuery": (waited, 0), "EventSynchronize": (asked, 0), "EventQuery": (asked, 0), device: (whole, 0),
+        "EventElapsedTime": (elapsed, 1),
+    }  # fmt: skip
+    return {f"{prefix}{name}": answering(module, call, count) for name, (call, count) in outputs.items()}
+
+
+def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
+    """The handle of a call's stream, its last argument. Without one, that of the legacy stream."""
+    return handle_of(args[-1]) if is_async and args else 0
+
+
 def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins that allocate, copy and fill."""
-    success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
+    pool = GraphPool(memory)
+    success = success_of(module)
 
-    def allocate(size: int, *args: object) -> tuple[object, object]:
-        address = memory.allocate(size)
+    def allocate(is_async: bool, size: int, *args: SupportsInt) -> tuple[object, object]:
+        if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
+            made = pool.allocation(int(size))
+            CAPTURES.add(stream, made.mapping)
+            address = made.address
+        else:
+            if not is_async:
+                CAPTURES.unsafe("an allocation")
+            address = memory.allocate(size)
         return success, module.CUdeviceptr(address) if kind == "driver" else address
 
-    def free(address: SupportsInt, *args: object) -> tuple[object]:
+    def free(is_async: bool, address: SupportsInt, *args: SupportsInt) -> tuple[object]:
+        if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
+            CAPTURES.add(stream, pool.freeing(int(address)))
+            return (success,)
+        if not is_async:
+            CAPTURES.unsafe("a release of memory")
         memory.free(int(address))
         return (success,)
 
-    def done(run: Callable[[], object], args: Sequence[SupportsInt]) -> tuple[object]:
-        """Do it, or capture it on the stream that is the last argument."""
-        if (graph := HostGraph.capturing()) is None:
-            run()
-        else:
-            graph.add(run, int(args[-1]) if args else None, copies=True)
+    def copy(is_async: bool, to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
+        def run() -> None:
+            ctypes.memmove(host_address(to), host_address(source), int(size))
+
+        touched = (
+            TouchedBytes(host_address(source), int(size), False),
+            TouchedBytes(host_address(to), int(size), True),
+        )
+        asked_of(stream_of(is_async, args), run, NodeKind.MEMCPY, f"a copy of {int(size)} bytes", touched)
         return (success,)
 
-    def copy(to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
-        return done(lambda: ctypes.memmove(host_address(to), host_address(source), int(size)), args)
+    def filled(stream: int, to: Memory, content: bytes) -> tuple[object]:
+        def run() -> None:
+            ctypes.memmove(host_address(to), content, len(content))
 
-    def fill(to: Memory, value: int, size: int, *args: SupportsInt) -> tuple[object]:
-        return done(lambda: ctypes.memset(host_address(to), int(value), int(size)), args)
+        touched = (TouchedBytes(host_address(to), len(content), True),)
+        asked_of(stream, run, NodeKind.MEMSET, f"a fill of {len(content)} bytes", touched)
+        return (success,)
 
-    def fill_words(to: Memory, value: int, count: int, *args: SupportsInt) -> tuple[object]:
-        words = np.full(int(count), int(value), np.uint32)
-        return done(lambda: ctypes.memmove(host_address(to), words.ctypes.data, words.nbytes), args)
+    def fill(is_async: bool, to: Memory, value: int, size: int, *args: SupportsInt) -> tuple[object]:
+        return filled(stream_of(is_async, args), to, bytes([int(value) & 0xFF]) * int(size))
+
+    def fill_words(is_async: bool, to: Memory, value: int, count: int, *args: SupportsInt) -> tuple[object]:
+        return filled(stream_of(is_async, args), to, int(value).to_bytes(4, "little") * int(count))
 
     found: dict[str, Binding] = {}
-    for function, names in (
-        (allocate, ALLOCATE[kind]), (free, FREE[kind]), (copy, _COPY[kind]), (fill, _FILL[kind]),
-        (fill_words, _FILL_WORDS[kind]),
-    ):  # fmt: skip
-        found |= dict.fromkeys(names, function)
+    functions: tuple[tuple[Binding, tuple[str, ...], int], ...] = (
+        (allocate, ALLOCATE[kind], 1), (free, FREE[kind], 0), (copy, _COPY[kind], 0), (fill, _FILL[kind], 0),
+        (fill_words, _FILL_WORDS[kind], 0),
+    )  # fmt: skip
+    for function, names, outputs in functions:
+        found |= {name: answering(module, partial(function, name.endswith("Async")), outputs) for name in names}
     return found
 
 
@@ -212,8 +310,8 @@ _NUMBERED = {
     6: "maxGridSize1", 7: "maxGridSize2", 8: "sharedMemPerBlock", 9: "totalConstMem", 10: "warpSize", 11: "memPitch",
     12: "regsPerBlock", 13: "clockRate", 14: "textureAlignment", 15: "gpuOverlap", 16: "multiProcessorCount",
     17: "kernelExecTimeout", 18: "integrated", 19: "canMapHostMemory", 20: "computeMode", 31: "concurrentKernels",
-    33: "pciBusID", 34: "pciDeviceID", 35: "tccDriver", 38: "l2CacheSize", 39: "maxThreadsPerMultiProcessor",
-    41: "unifiedAddressing",
+    33: "pciBusID", 34: "pciDeviceID", 35: "tccDriver", 36: "memoryClockRate", 38: "l2CacheSize",
+    39: "maxThreadsPerMultiProcessor", 41: "unifiedAddressing",
     50: "pciDomainID", 51: "texturePitchAlignment", 75: "major", 76: "minor", 78: "streamPrioritiesSupported",
     81: "sharedMemPerMultiprocessor", 82: "regsPerMultiprocessor", 83: "managedMemory", 84: "isMultiGpuBoard",
     85: "multiGpuBoardGroupID", 88: "pageableMemoryAccess", 89: "concurrentManagedAccess",
@@ -248,6 +346,7 @@ def properties_of(device: GpuModel) -> dict[str, int]:
         "maxBlocksPerMultiProcessor": arch.blocks_per_sm, "reservedSharedMemPerBlock": arch.smem_reserved_per_block,
         "clusterLaunch": int("cluster" in arch.features),
         "clockRate": 1_000_000,  # kHz: %clock and %globaltimer count alike
+        "memoryClockRate": 1_000_000,  # its transfers take no time of their own
     }  # fmt: skip
 
 

@@ -25,9 +25,15 @@ from typing import TYPE_CHECKING
 from ...errors import DeviceAssertError, EmulatorError
 from ..machine.launch import MULTIPROCESSORS
 from ..machine.tensor_map import BYTES, from_driver
+from ..races.unordered_launches import TouchedBytes
 from .cuda_calls import ALLOCATE, DONE, FREE, DeviceMemory, attribute_of, properties_of
 from .devices import CUDA, GpuModel
 from .driver_modules import Launched, PtxFunction, PtxLaunch, PtxModule, parameter_bytes
+from .graphs.capture import Captures
+from .graphs.cpp_calls import EXTERNAL, Dim3, FillParams, GraphCalls, HostParams, KernelParams, Words
+from .graphs.graph import GraphWork, Handles, NodeKind
+from .graphs.memory import GraphPool
+from .graphs.statuses import TEXTS, CudaStatusError, Status
 from .launcher import c_compiler, resident
 from .textures import CudaArrays, Extent
 
@@ -38,18 +44,10 @@ if TYPE_CHECKING:
 _REGISTERED = ("__cudaRegisterFatBinaryEnd", "__cudaUnregisterFatBinary", "__cudaInitModule")
 # How a library is built that this module runs: PTX alone, as text.
 NVCC_FLAGS = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "none", "-no-compress", "-lineinfo")
-# cudaError, driver_types.h.
-INVALID_VALUE, INVALID_CONFIGURATION, ASSERT, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = (
-    1, 9, 710, 719, 720, 801
-)  # fmt: skip
-ERRORS = {
-    0: "no error", INVALID_VALUE: "invalid argument", INVALID_CONFIGURATION: "invalid configuration argument",
-    ASSERT: "device-side assert triggered", LAUNCH_FAILURE: "unspecified launch failure",
-    COOPERATIVE_TOO_LARGE: "too many blocks in cooperative launch", NOT_SUPPORTED: "operation not supported",
-}  # fmt: skip
 _WRAPPER, _FATBIN, _PTX, _COMPRESSED = 0x466243B1, 0xBA55ED50, 1, 0xA000  # fatbinary_section.h, and nvcc's output
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # cudaLaunchAttributeID, driver_types.h
 _TO_DEVICE, _TO_HOST, _BETWEEN = 1, 2, 3  # cudaMemcpyKind
+_NONBLOCKING = 1  # cudaStreamNonBlocking
 # Ways to end a program, and handlers of its end: this process goes on and prints the findings.
 STUB = """#include <pthread.h>
 #include <setjmp.h>
@@ -82,22 +80,15 @@ int layoutgemm_run(int (*main)(int, char **, char **), int count, char **words) 
   return status;
 }
 """
+# Of a library within Python, whose destructors would call this process's functions after its end.
+MODULE_STUB = "int __cxa_atexit(void (*call)(void *), void *argument, void *library) { return 0; }\n"
 
-_CALLING = ("cudaLaunchHostFunc", "cudaStreamAddCallback")  # functions that may wait for other threads
+_CACHED = "; delete it from its cache if it was built before"
+# Functions that may wait for other threads.
+_CALLING = ("cudaLaunchHostFunc", "cudaStreamAddCallback", "cudaGraphLaunch")
 
 _C = ctypes.CDLL(None)
 _LOADED: list[object] = []  # libraries whose destructors may call their runtime until the process ends
-
-
-class Dim3(ctypes.Structure):
-    """`dim3` of CUDA C++."""
-
-    _fields_ = [(axis, ctypes.c_uint32) for axis in "xyz"]
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """The three sizes."""
-        return self.x, self.y, self.z
 
 
 class _Properties(ctypes.Structure):
@@ -166,13 +157,13 @@ def ptx_of(wrapper: int, capability: tuple[int, int]) -> str:
         arch, flags = ctypes.c_uint32.from_address(at + 28).value, ctypes.c_uint64.from_address(at + 40).value
         if kind == _PTX and arch <= 10 * capability[0] + capability[1]:
             if flags & _COMPRESSED:
-                raise EmulatorError("the program's PTX is compressed: build it with nvcc -no-compress")
+                raise EmulatorError(f"the program's PTX is compressed: build it with nvcc -no-compress{_CACHED}")
             found[arch] = ctypes.string_at(at + header, size).rstrip(b"\0").decode()
         at += header + size
     if not found:
         raise EmulatorError(
             "the program has no PTX for compute capability {}.{}: build it with nvcc -gencode "
-            "arch=compute_90a,code=compute_90a, for that GPU".format(*capability)
+            "arch=compute_90a,code=compute_90a, for that GPU{}".format(*capability, _CACHED)
         )
     return found[max(found)]
 
@@ -182,7 +173,8 @@ class CudaRuntime:
 
     def __init__(self, device: GpuModel, memory: DeviceMemory, launch: Launched, fatal: list[EmulatorError]) -> None:
         self.device, self.memory, self.fatal = device, memory, fatal
-        self.arrays = CudaArrays(memory, self._copy)
+        self.captures, self.handles, self.pool = Captures(), Handles(), GraphPool(memory)
+        self.arrays = CudaArrays(memory, self._copy, self.enqueue)
         self._launch = launch
         self._programs: list[RegisteredImage] = []
         self._kernels: dict[int, tuple[RegisteredImage, str]] = {}
@@ -205,8 +197,9 @@ class CudaRuntime:
 
         return (
             dict.fromkeys((*DONE["runtime"], *_REGISTERED), done)
-            | self._registration() | self._launches() | self._memory_functions() | self._queries()
-            | self._streams() | self.arrays.functions()
+            | self._registration() | self._launches() | self._allocations() | self._copies()
+            | self._device_variables() | self._queries()
+            | self._streams() | self._waits() | self.arrays.functions() | GraphCalls(self).functions()
         )  # fmt: skip
 
     def callback(self, name: str) -> int:
@@ -221,14 +214,16 @@ class CudaRuntime:
                 try:
                     with nullcontext() if name in _CALLING else self._lock:
                         status = plain(*args) or 0
+                except CudaStatusError as error:
+                    status = self._failed or error.status
                 except EmulatorError as error:
                     if error not in self.fatal:
                         self.fatal.append(error)
-                    status = self._failed or INVALID_VALUE
+                    status = self._failed or Status.INVALID_VALUE
                 except BaseException as error:  # none may pass through C
                     self.failure(f"{name}: {type(error).__name__}: {error}")
-                    status = self._failed or INVALID_VALUE
-                if 0 < status < 1000 and name.startswith("cuda"):
+                    status = self._failed or Status.INVALID_VALUE
+                if 0 < status < 1000 and name.lstrip("_").startswith("cuda") and not name.endswith("LastError"):
                     self._status = status
                 return status
 
@@ -244,11 +239,9 @@ class CudaRuntime:
     def _refusal(self, name: str) -> Callable[..., int]:
         def refuse(*args: object) -> int:
             text = f"the program calls {name}, which has no answer on an emulated GPU"
-            if "Graph" in name or "Capture" in name:
-                text += ": launch the kernels without a graph"
             if text not in map(str, self.fatal):
                 self.failure(text)
-            return NOT_SUPPORTED
+            return Status.NOT_SUPPORTED
 
         return refuse
 
@@ -289,32 +282,75 @@ class CudaRuntime:
         program, name = self._kernels[host]
         return PtxFunction(program.module, program.module.kernels[name])
 
+    def enqueue(self, stream: int, work: GraphWork) -> int:
+        """Do work that is asked of a stream, or capture it. The status."""
+        if self._failed:
+            return self._failed
+        if self.captures.add(stream, work) is None:
+            work.run()
+        return self._failed
+
+    def kernel_work(
+        self, params: KernelParams, cooperative: bool = False, cluster: Sequence[int] = (), dependent: bool = False
+    ) -> GraphWork:
+        """The launch of a kernel. Raises CudaStatusError for a grid or block that cannot be launched."""
+        if params.extra:
+            raise EmulatorError("a launch with `extra` is not emulated: give kernelParams")
+        function = self.function(params.function)
+        kernel, (x, y, z), (wide, high, deep) = function.kernel, params.grid.sizes, params.block.sizes
+        if min(x, y, z, wide, high, deep) < 1:
+            raise CudaStatusError(Status.INVALID_CONFIGURATION, f"grid {(x, y, z)}, block {(wide, high, deep)}")
+        room = resident(kernel.target, wide * high * deep, params.shared)
+        if cooperative and x * y * z > room:
+            why = f"{x * y * z} blocks, of which {room} are resident at once"
+            raise CudaStatusError(Status.COOPERATIVE_LAUNCH_TOO_LARGE, why)
+        size = (*(cluster or kernel.directives.get(".reqnctapercluster") or (1,)), 1, 1)[:3]
+        content = parameter_bytes(kernel, params.given)
+        one = PtxLaunch(
+            function, (x, y, z), (wide, high, deep), (size[0], size[1], size[2]), params.shared, content, dependent,
+            self.arrays.textures,
+        )  # fmt: skip
+        kept = KernelParams.from_buffer_copy(params)
+        kept.launch, kept.cooperative, kept.cluster = one, cooperative, tuple(cluster)
+        kept.content = ctypes.create_string_buffer(content, max(1, len(content)))
+        first = ctypes.addressof(kept.content)
+        kept.places = (ctypes.c_size_t * max(1, len(kernel.parameters)))(*[first + p.offset for p in kernel.parameters])
+        kept.given = ctypes.addressof(kept.places)
+        return GraphWork(NodeKind.KERNEL, lambda: self._begin(one), kernel.name, params=kept)
+
+    def _begin(self, one: PtxLaunch) -> None:
+        _C.fflush(None)
+        try:
+            self._launch(one, 0)
+        except BaseException as error:
+            self._failed = Status.ASSERT if isinstance(error, DeviceAssertError) else Status.LAUNCH_FAILURE
+            raise
+        sys.stdout.flush()
+
+    def changed_launch(self, work: GraphWork, attribute: int, value: Sequence[int]) -> GraphWork:
+        """A kernel's launch with another attribute."""
+        kept = work.params
+        assert isinstance(kept, KernelParams)
+        found = {_COOPERATIVE: [int(kept.cooperative)], _CLUSTER: kept.cluster, _DEPENDENT: [kept.launch.dependent]}
+        found[attribute] = list(value)
+        cluster = found[_CLUSTER][:3]
+        return self.kernel_work(kept, bool(found[_COOPERATIVE][0]), cluster, bool(found[_DEPENDENT][0]))
+
+    def launch_attribute(self, work: GraphWork, attribute: int) -> Sequence[int]:
+        """An attribute of a kernel's launch; 0 for one that no kernel sees."""
+        kept = work.params
+        assert isinstance(kept, KernelParams)
+        found = {_COOPERATIVE: [int(kept.cooperative)], _CLUSTER: kept.launch.cluster}
+        return found.get(attribute, [int(kept.launch.dependent)] if attribute == _DEPENDENT else [0])
+
     def _run(
-        self, host: int, grid: Sequence[int], block: Sequence[int], shared: int, given: int, stream: int,
-        cluster: Sequence[int] = (), cooperative: bool = False, dependent: bool = False,
+        self, host: int, grid: Dim3, block: Dim3, shared: int, given: int, stream: int, cluster: Sequence[int] = (),
+        cooperative: bool = False, dependent: bool = False,
     ) -> int:  # fmt: skip
         if self._failed:
             return self._failed
-        function = self.function(host)
-        kernel = function.kernel
-        if min(*grid, *block) < 1:
-            return INVALID_CONFIGURATION
-        blocks = grid[0] * grid[1] * grid[2]
-        if cooperative and blocks > resident(kernel.target, block[0] * block[1] * block[2], shared):
-            return COOPERATIVE_TOO_LARGE
-        wide, high, deep = (*(cluster or kernel.directives.get(".reqnctapercluster") or (1,)), 1, 1)[:3]
-        one = PtxLaunch(
-            function, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), (wide, high, deep), shared,
-            parameter_bytes(kernel, given), dependent, self.arrays.textures,
-        )  # fmt: skip
-        _C.fflush(None)
-        try:
-            self._launch(one, stream)
-        except BaseException as error:
-            self._failed = ASSERT if isinstance(error, DeviceAssertError) else LAUNCH_FAILURE
-            raise
-        sys.stdout.flush()
-        return 0
+        params = KernelParams(host, grid, block, shared, given, 0)
+        return self.enqueue(stream, self.kernel_work(params, cooperative, cluster, dependent))
 
     def _launches(self) -> dict[str, Callable[..., int | None]]:
         """Launches of kernels."""
@@ -330,10 +366,10 @@ class CudaRuntime:
             ctypes.c_size_t.from_address(stream).value = chosen
 
         def plain(host: int, grid: Dim3, block: Dim3, given: int, shared: int, stream: int) -> int:
-            return self._run(host, grid.sizes, block.sizes, shared, given, stream)
+            return self._run(host, grid, block, shared, given, stream)
 
         def cooperative(host: int, grid: Dim3, block: Dim3, given: int, shared: int, stream: int) -> int:
-            return self._run(host, grid.sizes, block.sizes, shared, given, stream, cooperative=True)
+            return self._run(host, grid, block, shared, given, stream, cooperative=True)
 
         def extended(config: int, host: int, given: int) -> int:
             sizes = (ctypes.c_uint32 * 6).from_address(config)
@@ -343,7 +379,7 @@ class CudaRuntime:
                 kind, _, *value = (ctypes.c_uint32 * 5).from_address(place)
                 seen[kind] = value
             return self._run(
-                host, sizes[:3], sizes[3:], shared, given, stream, cluster=seen.get(_CLUSTER, ()),
+                host, Dim3(*sizes[:3]), Dim3(*sizes[3:]), shared, given, stream, cluster=seen.get(_CLUSTER, ())[:3],
                 cooperative=bool(seen.get(_COOPERATIVE, [0])[0]), dependent=bool(seen.get(_DEPENDENT, [0])[0]),
             )  # fmt: skip
 
@@ -390,17 +426,89 @@ class CudaRuntime:
         ctypes.memmove(to, source, size)
         return self._failed
 
+    def _name(self, address: int) -> str:
+        found = self.memory.holder(address)
+        return f"{address:#x}" if found is None else f"byte {address - found[1]} of {found[0]}"
+
+    def line_work(self, name: str, to: int, source: int, size: int, kind: int) -> GraphWork:
+        """A copy of bytes."""
+        words = [0, 0, 0, 0, source, size, size, 1, 0, 0, 0, 0, to, size, size, 1, size, 1, 1, kind & 0xFFFFFFFF]
+        return GraphWork(
+            NodeKind.MEMCPY, lambda: self._copy(name, to, source, size, kind), self._label(name, words),
+            (TouchedBytes(source, size, False), TouchedBytes(to, size, True)), Words(*words),
+        )  # fmt: skip
+
+    def box_work(self, words: Sequence[int], name: str = "cudaMemcpy3D") -> GraphWork:
+        """A copy in three dimensions, of a cudaMemcpy3DParms."""
+        rows = self.arrays.rows_of(words)
+        touched = [
+            TouchedBytes(at, size, writes) for to, source, size in rows for at, writes in ((source, False), (to, True))
+        ]
+
+        def run() -> None:
+            for to, source, size in rows:
+                self._copy(name, to, source, size, words[19])
+
+        return GraphWork(NodeKind.MEMCPY, run, self._label(name, words), tuple(touched), Words(*words))
+
+    def _label(self, name: str, words: Sequence[int]) -> str:
+        source, to = (self._name(words[first] or words[first + 4]) for first in (0, 8))
+        return f"{name} from {source} to {to}"
+
+    def fill_work(self, name: str, params: FillParams) -> GraphWork:
+        """A fill. Raises CudaStatusError for elements of another size than 1, 2 or 4 bytes."""
+        if params.element not in (1, 2, 4):
+            raise CudaStatusError(Status.INVALID_VALUE, f"{name}: elements of {params.element} bytes")
+        kept = FillParams.from_buffer_copy(params)
+        size, pattern = kept.element * kept.width, kept.value.to_bytes(4, "little")[: kept.element]
+        places = [kept.to + row * kept.pitch for row in range(kept.height)]
+
+        def run() -> None:
+            for place in places:
+                self._held(name, place, size)
+                if size:
+                    ctypes.memmove(place, pattern * kept.width, size)
+
+        touched = tuple(TouchedBytes(place, size, True) for place in places)
+        return GraphWork(NodeKind.MEMSET, run, f"{name} of {self._name(kept.to)}", touched, kept)
+
+    def host_work(self, function: int, given: int) -> GraphWork:
+        """A call of a function of the host."""
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        return GraphWork(NodeKind.HOST, lambda: call(given), f"{function:#x}", params=HostParams(function, given))
+
+    def status(self) -> int:
+        """The status of what has run so far."""
+        return self._failed
+
+    def symbol(self, host: int, offset: int = 0) -> int:
+        """The address of a byte of a variable of the device."""
+        return int(self._symbol(host).ctypes.data) + offset
+
     def _symbol(self, host: int) -> npt.NDArray[np.uint8]:
         if host not in self._variables:
             raise EmulatorError(f"{host:#x} is no variable of the device")
         program, name = self._variables[host]
         return program.module.variables[name]
 
-    def _memory_functions(self) -> dict[str, Callable[..., int | None]]:
-        """Allocations, copies and variables of the device."""
+    def _allocations(self) -> dict[str, Callable[..., int | None]]:
+        """Allocations."""
 
         def allocate(out: int, size: int) -> None:
+            self.captures.unsafe("an allocation")
             ctypes.c_uint64.from_address(out).value = self.memory.allocate(size) if size else 0
+
+        def allocate_async(out: int, size: int, stream: int) -> int:
+            if self.captures.on(stream) is None:
+                self.captures.status(stream)
+                ctypes.c_uint64.from_address(out).value = self.memory.allocate(size) if size else 0
+                return self._failed
+            made = self.pool.allocation(size)
+            ctypes.c_uint64.from_address(out).value = made.address
+            return self.enqueue(stream, made.mapping)
+
+        def allocate_from(out: int, size: int, pool: int, stream: int) -> int:
+            return allocate_async(out, size, stream)
 
         def pitched(out: int, pitch: int, width: int, height: int) -> None:
             row = -(-width // 512) * 512
@@ -408,7 +516,15 @@ class CudaRuntime:
             allocate(out, row * height)
 
         def free(address: int) -> None:
+            if address:
+                self.captures.unsafe("cudaFree")
             self.memory.free(address)
+
+        def free_async(address: int, stream: int) -> int:
+            if self.captures.on(stream) is not None:
+                return self.enqueue(stream, self.pool.freeing(address))
+            self.memory.free(address)
+            return self._failed
 
         def register(address: int, size: int) -> None:
             self.memory.adopt(address, size)
@@ -416,27 +532,75 @@ class CudaRuntime:
         def mapped(out: int, host: int) -> None:
             ctypes.c_uint64.from_address(out).value = host
 
-        def copy(to: int, source: int, size: int, kind: int) -> int:
-            return self._copy("cudaMemcpy", to, source, size, kind)
+        def room(free: int, whole: int) -> None:
+            for out in (free, whole):
+                ctypes.c_size_t.from_address(out).value = self.device.memory
 
-        def copy_rows(to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
-            for row in range(height):
-                self._copy("cudaMemcpy2D", to + row * to_pitch, source + row * pitch, width, kind)
-            return self._failed
+        return dict.fromkeys(ALLOCATE["runtime"], allocate) | dict.fromkeys(FREE["runtime"], free) | {
+            "cudaMallocAsync": allocate_async, "cudaMallocFromPoolAsync": allocate_from, "cudaFreeAsync": free_async,
+            "cudaMallocPitch": pitched, "cudaHostRegister": register, "cudaHostGetDevicePointer": mapped,
+            "cudaHostUnregister": free, "cudaMemGetInfo": room,
+        }  # fmt: skip
+
+    def _copies(self) -> dict[str, Callable[..., int | None]]:
+        """Copies and fills. Those without a stream are of the legacy stream."""
+
+        def copy(to: int, source: int, size: int, kind: int) -> int:
+            return self.enqueue(0, self.line_work("cudaMemcpy", to, source, size, kind))
+
+        def copy_async(to: int, source: int, size: int, kind: int, stream: int) -> int:
+            return self.enqueue(stream, self.line_work("cudaMemcpy", to, source, size, kind))
+
+        def rows(to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
+            return rows_async(to, to_pitch, source, pitch, width, height, kind, 0)
+
+        def rows_async(
+            to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int, stream: int
+        ) -> int:
+            words = [0, 0, 0, 0, source, pitch, width, height, 0, 0, 0, 0, to, to_pitch, width, height]
+            return self.enqueue(stream, self.box_work([*words, width, height, 1, kind], "cudaMemcpy2D"))
+
+        def box(given: int) -> int:
+            return box_async(given, 0)
+
+        def box_async(given: int, stream: int) -> int:
+            return self.enqueue(stream, self.box_work(Words.from_address(given)[:]))
 
         def fill(to: int, value: int, size: int) -> int:
-            self._held("cudaMemset", to, size)
-            ctypes.memset(to, value & 0xFF, size)
-            return self._failed
+            return fill_async(to, value, size, 0)
+
+        def fill_async(to: int, value: int, size: int, stream: int) -> int:
+            return self.enqueue(stream, self.fill_work("cudaMemset", FillParams(to, 0, value & 0xFF, 1, size, 1)))
 
         def fill_rows(to: int, pitch: int, value: int, width: int, height: int) -> int:
-            return max((fill(to + row * pitch, value, width) for row in range(height)), default=self._failed)
+            return fill_rows_async(to, pitch, value, width, height, 0)
+
+        def fill_rows_async(to: int, pitch: int, value: int, width: int, height: int, stream: int) -> int:
+            params = FillParams(to, pitch, value & 0xFF, 1, width, height)
+            return self.enqueue(stream, self.fill_work("cudaMemset2D", params))
+
+        return {
+            "cudaMemcpy": copy, "cudaMemcpyAsync": copy_async, "cudaMemcpy2D": rows, "cudaMemcpy2DAsync": rows_async,
+            "cudaMemcpy3D": box, "cudaMemcpy3DAsync": box_async, "cudaMemset": fill, "cudaMemsetAsync": fill_async,
+            "cudaMemset2D": fill_rows, "cudaMemset2DAsync": fill_rows_async,
+        }  # fmt: skip
+
+    def _device_variables(self) -> dict[str, Callable[..., int | None]]:
+        """Variables of the device."""
 
         def to_symbol(host: int, source: int, size: int, offset: int, kind: int) -> int:
-            return self._copy("cudaMemcpyToSymbol", self._symbol(host).ctypes.data + offset, source, size, _TO_DEVICE)
+            return to_symbol_async(host, source, size, offset, kind, 0)
+
+        def to_symbol_async(host: int, source: int, size: int, offset: int, kind: int, stream: int) -> int:
+            to = self.symbol(host, offset)
+            return self.enqueue(stream, self.line_work("cudaMemcpyToSymbol", to, source, size, _TO_DEVICE))
 
         def from_symbol(to: int, host: int, size: int, offset: int, kind: int) -> int:
-            return self._copy("cudaMemcpyFromSymbol", to, self._symbol(host).ctypes.data + offset, size, _TO_HOST)
+            return from_symbol_async(to, host, size, offset, kind, 0)
+
+        def from_symbol_async(to: int, host: int, size: int, offset: int, kind: int, stream: int) -> int:
+            source = self.symbol(host, offset)
+            return self.enqueue(stream, self.line_work("cudaMemcpyFromSymbol", to, source, size, _TO_HOST))
 
         def symbol_address(out: int, host: int) -> None:
             ctypes.c_uint64.from_address(out).value = self._symbol(host).ctypes.data
@@ -444,17 +608,10 @@ class CudaRuntime:
         def symbol_size(out: int, host: int) -> None:
             ctypes.c_size_t.from_address(out).value = len(self._symbol(host))
 
-        def room(free: int, whole: int) -> None:
-            for out in (free, whole):
-                ctypes.c_size_t.from_address(out).value = self.device.memory
-
-        return dict.fromkeys(ALLOCATE["runtime"], allocate) | dict.fromkeys(FREE["runtime"], free) | {
-            "cudaMallocPitch": pitched, "cudaHostRegister": register, "cudaHostGetDevicePointer": mapped,
-            "cudaHostUnregister": free, "cudaMemcpy": copy, "cudaMemcpyAsync": copy, "cudaMemcpy2D": copy_rows,
-            "cudaMemcpy2DAsync": copy_rows, "cudaMemset": fill, "cudaMemsetAsync": fill, "cudaMemset2D": fill_rows,
-            "cudaMemcpyToSymbol": to_symbol, "cudaMemcpyToSymbolAsync": to_symbol,
-            "cudaMemcpyFromSymbol": from_symbol, "cudaMemcpyFromSymbolAsync": from_symbol,
-            "cudaGetSymbolAddress": symbol_address, "cudaGetSymbolSize": symbol_size, "cudaMemGetInfo": room,
+        return {
+            "cudaMemcpyToSymbol": to_symbol, "cudaMemcpyToSymbolAsync": to_symbol_async,
+            "cudaMemcpyFromSymbol": from_symbol, "cudaMemcpyFromSymbolAsync": from_symbol_async,
+            "cudaGetSymbolAddress": symbol_address, "cudaGetSymbolSize": symbol_size,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ queries
@@ -485,7 +642,13 @@ class CudaRuntime:
 
         def text(status: int) -> int:
             status &= 0xFFFFFFFF
-            return self._text(status, ERRORS.get(status, f"error {status} of CUDA"))
+            known = status in Status._value2member_map_
+            return self._text(status, TEXTS[Status(status)] if known else f"error {status} of CUDA")
+
+        def error_name(status: int) -> int:
+            status &= 0xFFFFFFFF
+            known = status in Status._value2member_map_
+            return self._text(status + (1 << 32), Status(status).runtime_name if known else f"error {status} of CUDA")
 
         def limit(out: int) -> None:
             ctypes.c_size_t.from_address(out).value = 8 << 20
@@ -509,7 +672,7 @@ class CudaRuntime:
             "cudaDriverGetVersion": number(version),
             "cudaDeviceGetAttribute": attribute, "cudaGetDeviceProperties": properties, "cudaGetLastError": last,
             "cudaPeekAtLastError": lambda: self._failed or self._status, "cudaGetErrorString": text,
-            "cudaGetErrorName": text, "cudaDeviceGetLimit": limit, "cudaGetDriverEntryPoint": queried,
+            "cudaGetErrorName": error_name, "cudaDeviceGetLimit": limit, "cudaGetDriverEntryPoint": queried,
             "cudaGetDriverEntryPointByVersion": by_version, "cuTensorMapEncodeTiled": _tensor_map,
         }  # fmt: skip
 
@@ -519,7 +682,14 @@ class CudaRuntime:
         def handle(out: int) -> None:
             ctypes.c_uint64.from_address(out).value = next(self._handles) << 4
 
-        def elapsed(out: int) -> None:
+        def stream(out: int, flags: int) -> None:
+            handle(out)
+            if flags & _NONBLOCKING:
+                self.captures.nonblocking.add(ctypes.c_uint64.from_address(out).value)
+
+        def elapsed(out: int, first: int, second: int) -> None:
+            for event in (first, second):
+                self.captures.ask(event)
             ctypes.c_float.from_address(out).value = 1.0
 
         def peer(out: int, device: int, other: int) -> None:
@@ -530,20 +700,61 @@ class CudaRuntime:
                 if out:
                     ctypes.c_int.from_address(out).value = value
 
-        def host_function(stream: int, function: int, given: int) -> None:
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(given)
+        def host_function(stream: int, function: int, given: int) -> int:
+            return self.enqueue(stream, self.host_work(function, given))
 
         def stream_callback(stream: int, function: int, given: int, flags: int) -> None:
+            self.captures.synchronise(stream, "cudaStreamAddCallback")
             kinds = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
             ctypes.CFUNCTYPE(None, *kinds)(function)(stream, self._failed, given)
 
-        handles = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority", "cudaEventCreate",
-                   "cudaEventCreateWithFlags", "cudaMemPoolCreate", "cudaDeviceGetDefaultMemPool",
-                   "cudaDeviceGetMemPool")  # fmt: skip
+        handles = ("cudaStreamCreate", "cudaEventCreate", "cudaEventCreateWithFlags", "cudaMemPoolCreate",
+                   "cudaDeviceGetDefaultMemPool", "cudaDeviceGetMemPool")  # fmt: skip
         return dict.fromkeys(handles, handle) | {
+            "cudaStreamCreateWithFlags": stream, "cudaStreamCreateWithPriority": stream,
             "cudaEventElapsedTime": elapsed, "cudaDeviceCanAccessPeer": peer,
             "cudaDeviceGetStreamPriorityRange": priorities, "cudaLaunchHostFunc": host_function,
             "cudaStreamAddCallback": stream_callback,
+        }  # fmt: skip
+
+    def _waits(self) -> dict[str, Callable[..., int | None]]:
+        """Waits, and what orders streams. All work is done by then, but for what a stream captures."""
+        captures = self.captures
+
+        def waiting(name: str) -> Callable[[int], int]:
+            def wait(stream: int) -> int:
+                captures.synchronise(stream, name)
+                return self._failed
+
+            return wait
+
+        def device() -> int:
+            captures.synchronise(None, "cudaDeviceSynchronize")
+            return self._failed
+
+        def asking(event: int) -> int:
+            captures.ask(event)
+            return self._failed
+
+        def recorded(event: int, stream: int) -> int:
+            captures.record(event, stream)
+            return self._failed
+
+        def recorded_with(event: int, stream: int, flags: int) -> int:
+            if flags & EXTERNAL:
+                work = GraphWork(NodeKind.EVENT_RECORD, lambda: captures.record(event, 0), f"{event:#x}", params=event)
+                return self.enqueue(stream, work)
+            return recorded(event, stream)
+
+        def ordered(stream: int, event: int, flags: int) -> int:
+            if flags & EXTERNAL:
+                return self.enqueue(stream, GraphWork(NodeKind.WAIT_EVENT, label=f"{event:#x}", params=event))
+            captures.wait(stream, event)
+            return self._failed
+
+        return {name: waiting(name) for name in ("cudaStreamSynchronize", "cudaStreamQuery")} | {
+            "cudaDeviceSynchronize": device, "cudaEventSynchronize": asking, "cudaEventQuery": asking,
+            "cudaEventRecord": recorded, "cudaEventRecordWithFlags": recorded_with, "cudaStreamWaitEvent": ordered,
         }  # fmt: skip
 
     def _properties(self) -> _Properties:
@@ -563,7 +774,7 @@ def _tensor_map(
     """cuTensorMapEncodeTiled of the driver."""
     rank &= 0xFFFFFFFF
     if not 1 <= rank <= 5:
-        return INVALID_VALUE
+        return Status.INVALID_VALUE
     extents = list((ctypes.c_uint64 * rank).from_address(dims))
     pitches = list((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else []
     boxes, skips = (list((ctypes.c_uint32 * rank).from_address(at)) for at in (box, steps))
@@ -591,34 +802,60 @@ def library_of(path: Path, arch: str, folder: Path) -> Path:
     return made
 
 
+def linked(path: Path, library: Path, runtime: CudaRuntime, folder: Path, stub: str) -> Path:
+    """A library whose functions of CUDA are those of `runtime`. It needs that of the program, and is loaded.
+
+    Raises EmulatorError for one that cannot be loaded, and for an image without PTX for this GPU.
+    """
+    before = len(runtime.fatal)
+    tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
+    if tables.returncode:
+        raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
+    wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
+    made = folder / "program.so"
+    (folder / "stub.c").write_text(stub)
+    _without_driver(library, folder)
+    command = [
+        c_compiler(), "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", "-o", str(made),
+        str(folder / "stub.c"), str(library), f"-Wl,-rpath,{library.parent}",
+        *[f"-Wl,--defsym={one}={runtime.callback(one):#x}" for one in wanted],
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
+    try:  # the program's references are bound to the stub first, `exit` among them
+        _LOADED.append((ctypes.CDLL(str(made), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND), runtime))
+    except OSError as error:
+        raise runtime.failure(f"{path} cannot be loaded: {error}") from None
+    if runtime.fatal[before:]:
+        raise runtime.fatal[-1]
+    return made
+
+
+def _without_driver(library: Path, folder: Path) -> None:
+    """Load an empty library for each of CUDA's that one needs and this machine lacks: its functions are the stub's."""
+    read = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True)
+    for name in re.findall(r"NEEDED.*\[(libcuda(?:rt)?\.so[.\d]*)\]", read.stdout):
+        try:
+            _LOADED.append(ctypes.CDLL(name))
+        except OSError:
+            (folder / "empty.c").write_text("")
+            command = [c_compiler(), "-shared", "-o", str(folder / name), str(folder / "empty.c")]
+            subprocess.run([*command, f"-Wl,-soname,{name}"], check=True)
+            _LOADED.append(ctypes.CDLL(str(folder / name)))
+
+
 def run_program(path: Path, library: Path, arguments: Sequence[str], runtime: CudaRuntime) -> int:
     """Run `main` of a program's library. Its exit status.
 
     Raises EmulatorError for one that cannot be loaded, and where a kernel could not go on.
     """
     with tempfile.TemporaryDirectory(prefix="layoutgemm-program-") as name:
-        folder = Path(name)
-        tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
-        if tables.returncode:
-            raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
-        wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
-        (folder / "stub.c").write_text(STUB)
-        command = [
-            c_compiler(), "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", "-o",
-            str(folder / "program.so"), str(folder / "stub.c"), str(library), f"-Wl,-rpath,{library.parent}",
-            *[f"-Wl,--defsym={one}={runtime.callback(one):#x}" for one in wanted],
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
-        try:  # the program's references are bound to the stub first, `exit` among them
-            whole = ctypes.CDLL(str(folder / "program.so"), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND)
+        whole = ctypes.CDLL(str(linked(path, library, runtime, Path(name), STUB)))
+        try:
             main = ctypes.cast(whole.main, ctypes.c_void_p)
-        except (OSError, AttributeError) as error:
+        except AttributeError as error:
             raise runtime.failure(f"{path} cannot be loaded: {error}") from None
-        if runtime.fatal:
-            raise runtime.fatal[-1]
-        _LOADED.append((whole, runtime))
         words = [str(path).encode(), *[word.encode() for word in arguments]]
         sys.stdout.flush()
         status = int(whole.layoutgemm_run(main, len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None)))

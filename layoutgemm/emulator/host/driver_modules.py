@@ -1,4 +1,4 @@
-"""Modules of PTX and CUDA graphs for scripts that call cuda.bindings.
+"""Modules of PTX and their launches for scripts that call cuda.bindings.
 
 NVRTC's kernels are launched by the driver's API.
 
@@ -27,8 +27,9 @@ from ..machine.launch import MULTIPROCESSORS
 from ..machine.textures import TextureOf
 from ..ptx.parser import PtxKernel, read_module
 from .arguments import ArgumentMemory
+from .graphs.graph import GraphWork, NodeKind
+from .graphs.statuses import CudaStatusError, Status
 from .launcher import HostLaunch, gathered, resident
-from .torch_device.streams import HostGraph
 
 if TYPE_CHECKING:
     from .cuda_calls import Binding, DeviceMemory
@@ -173,13 +174,12 @@ def host_address(given: Foreign) -> int:
 
 
 class DriverModules:
-    """The stand-ins of modules, launches and graphs, and what their handles stand for."""
+    """The stand-ins of modules and launches, and what their handles stand for."""
 
     def __init__(self, memory: DeviceMemory, launch: Launched) -> None:
         self._memory, self._launch = memory, launch
         self._held: dict[int, object] = {}
         self._next = itertools.count(1)
-        self._capturing: dict[int, HostGraph] = {}
 
     def functions(self, kind: str, module: ModuleType) -> dict[str, Binding]:
         """The stand-ins by name, for the driver's or the runtime's binding. Others of `FAMILIES` are refused."""
@@ -191,7 +191,7 @@ class DriverModules:
             and not isinstance(getattr(module, name), type)
         }
         own = self._modules(module) | self._launches(module) if kind == "driver" else {}
-        return found | own | self._graphs(kind, module)
+        return found | own
 
     def _refused(self, name: str) -> Binding:
         def refuse(*args: object, **named: object) -> object:
@@ -281,7 +281,10 @@ class DriverModules:
                 chosen, grid, block, (wide, high, deep), int(shared), parameter_bytes(chosen.kernel, given),
                 bool(attributes.get("PROGRAMMATIC_STREAM_SERIALIZATION")),
             )  # fmt: skip
-            self._launch(one, int(stream or 0))  # type: ignore[call-overload]
+            try:
+                self._launch(one, int(stream or 0))  # type: ignore[call-overload]
+            except CudaStatusError as error:
+                return (result(int(error.status)),)
             return (success,)
 
         def plain(function: object, *args: Foreign) -> tuple[object]:
@@ -308,63 +311,23 @@ class DriverModules:
             "cuOccupancyMaxActiveBlocksPerMultiprocessor": occupancy,
         }
 
-    def _graphs(self, kind: str, module: ModuleType) -> dict[str, Binding]:
-        """Capture of a stream into a graph, and its launches."""
-        driver = kind == "driver"
-        success = module.CUresult.CUDA_SUCCESS if driver else module.cudaError_t.cudaSuccess
-        prefix = "cu" if driver else "cuda"
-        graph, made = (module.CUgraph, module.CUgraphExec) if driver else (module.cudaGraph_t, module.cudaGraphExec_t)
-        states = module.CUstreamCaptureStatus if driver else module.cudaStreamCaptureStatus
-        state = "CU_STREAM_CAPTURE_STATUS_{}" if driver else "cudaStreamCaptureStatus{}"
-
-        def begin(stream: object, *_: object) -> tuple[object]:
-            one = self._capturing[int(stream)] = HostGraph()  # type: ignore[call-overload]
-            one.capture_begin()
-            return (success,)
-
-        def end(stream: object) -> tuple[object, object]:
-            one = self._capturing.pop(int(stream), None)  # type: ignore[call-overload]
-            if one is None:
-                raise EmulatorError(f"{prefix}StreamEndCapture of {shown(stream)}, which does not capture")
-            one.capture_end()
-            return success, graph(self._keep(one))
-
-        def capturing(stream: object) -> tuple[object, object]:
-            word = "Active" if int(stream) in self._capturing else "None"  # type: ignore[call-overload]
-            return success, getattr(states, state.format(word.upper() if driver else word))
-
-        def replay(handle: object, *_: object) -> tuple[object]:
-            self._of(handle, HostGraph).replay()
-            return (success,)
-
-        def created(*_: object) -> tuple[object, object]:
-            return success, graph(self._keep(HostGraph()))
-
-        def clone(handle: object) -> tuple[object, object]:
-            return success, graph(self._keep(self._of(handle, HostGraph).copy()))
-
-        def nodes(handle: object, *_: object) -> tuple[object, list[object], int]:
-            count = self._of(handle, HostGraph).count
-            return success, [], count
-
-        def instantiate(handle: Foreign, *_: object) -> tuple[object, object]:
-            self._of(handle, HostGraph)
-            return success, made(int(handle))
-
-        def done(*args: object) -> tuple[object]:
-            return (success,)
-
-        return dict.fromkeys([f"{prefix}Graph{name}" for name in ("Destroy", "ExecDestroy", "Upload")], done) | {
-            f"{prefix}StreamBeginCapture": begin,
-            f"{prefix}StreamEndCapture": end,
-            f"{prefix}StreamIsCapturing": capturing,
-            f"{prefix}GraphCreate": created,
-            f"{prefix}GraphClone": clone,
-            f"{prefix}GraphGetNodes": nodes,
-            f"{prefix}GraphInstantiate": instantiate,
-            f"{prefix}GraphInstantiateWithFlags": instantiate,
-            f"{prefix}GraphLaunch": replay,
-        }
+    def kernel_node(self, params: Foreign) -> GraphWork:
+        """The launch of a graph's node, of a CUDA_KERNEL_NODE_PARAMS. Raises CudaStatusError for an empty grid."""
+        if not hasattr(params, "gridDimX"):
+            raise EmulatorError("cudaGraphAddKernelNode of cuda.bindings has no answer: call the driver's function")
+        if params.extra:
+            raise EmulatorError("a launch with `extra` is not emulated: give kernelParams")
+        chosen = self._of(params.func, PtxFunction)
+        sizes = [int(getattr(params, f"{part}Dim{axis}")) for part in ("grid", "block") for axis in "XYZ"]
+        if min(sizes) < 1:
+            raise CudaStatusError(Status.INVALID_VALUE, f"grid {sizes[:3]}, block {sizes[3:]}")
+        x, y, z, wide, high, deep = sizes
+        cluster = (*(chosen.kernel.directives.get(".reqnctapercluster") or (1,)), 1, 1)[:3]
+        one = PtxLaunch(
+            chosen, (x, y, z), (wide, high, deep), (cluster[0], cluster[1], cluster[2]), int(params.sharedMemBytes),
+            parameter_bytes(chosen.kernel, params.kernelParams),
+        )  # fmt: skip
+        return GraphWork(NodeKind.KERNEL, lambda: self._launch(one, 0), chosen.kernel.name, launches=True)
 
 
 def _attribute(one: Foreign) -> tuple[str, Foreign]:

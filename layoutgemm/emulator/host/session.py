@@ -6,6 +6,7 @@ calls of compiled functions and of `@cute.jit` functions. Code inside is not cha
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import runpy
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import tokenize
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
+from ..races.unordered_launches import FOUND
 from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
@@ -34,9 +37,11 @@ from .devices import GpuModel
 from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
+from .graphs.capture import LEGACY
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
-from .torch_device.streams import HostGraph
+from .libraries import cuda_libraries
+from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
 
@@ -48,6 +53,11 @@ if TYPE_CHECKING:
     Emulate = Callable[..., Emulation]
 
 KEPT = 64  # findings that a report prints
+NO_STREAM = (
+    "a call without a CUstream among its arguments was captured on torch's current stream: on a GPU a function that "
+    "is given no stream launches on the legacy one, outside of the graph"
+)
+OUTSIDE = "a launch on the legacy stream, while another stream captured, is in no graph: it ran at once, as on a GPU"
 _OPEN = threading.RLock()  # held by the thread that has an emulated GPU: torch and the DSL are the whole process's
 
 
@@ -58,11 +68,13 @@ class EmulatedGpu:
     runs    one for each call that launched kernels, in order
     fatal   errors of kernels that could not go on, which were raised as well
     notes   what was not checked
+    copies  races of copies and fills in CUDA graphs
     """
 
     def __init__(self, device: GpuModel):
         self.device = device
         self.runs: list[Emulation] = []
+        self.copies: list[Finding] = []
         self.fatal: list[EmulatorError] = []
         self.notes: list[str] = []
         self.memory = DeviceMemory()
@@ -79,12 +91,12 @@ class EmulatedGpu:
     @property
     def findings(self) -> list[Finding]:
         """All findings, in order."""
-        return [finding for run in self.runs for finding in run.findings]
+        return [*[finding for run in self.runs for finding in run.findings], *self.copies]
 
     @property
     def ok(self) -> bool:
         """True if nothing but lint was found."""
-        return not self.fatal and all(run.ok for run in self.runs)
+        return not self.fatal and not self.copies and all(run.ok for run in self.runs)
 
     def report(self) -> str:
         """The number of launches, each line's findings with their count, and what was not checked."""
@@ -107,7 +119,10 @@ class EmulatedGpu:
             "fatal": [f"{type(error).__name__}: {error}" for error in self.fatal],
             "notes": self.notes,
             "launches": [launch for run in runs for launch in run["launches"]],
-            "findings": [finding for run in runs for finding in run["findings"]],
+            "findings": [
+                *[finding for run in runs for finding in run["findings"]],
+                *[finding.as_json() for finding in self.copies],
+            ],
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -134,14 +149,17 @@ def session(
         )
 
     def launch(compiled: object, args: Sequence[object], named: dict[str, object]) -> None:
-        if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
-        return now(compiled, args, named)
+        stream = _stream_among((*args, *named.values()))
+        if stream is None and is_capturing():
+            gpu.note(NO_STREAM)
+        name = str(getattr(compiled, "function_name", "a function of the DSL"))
+        asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
     def launch_one(one: TritonLaunch | PtxLaunch, stream: int) -> None:
-        if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: ran(one), stream)
-        return ran(one)
+        if stream in LEGACY and CAPTURES.any():
+            gpu.note(OUTSIDE)
+        function = one.function if isinstance(one, PtxLaunch) else one
+        asked_of(stream, lambda: ran(one), label=function.kernel.name, launches=True)
 
     def now(compiled: Any, args: Sequence[object], named: dict[str, object]) -> None:
         if isinstance(compiled, XlaFunction):
@@ -165,6 +183,8 @@ def session(
 
     with ExitStack() as stack:
         stack.callback(_OPEN.release)
+        FOUND.append(gpu.copies)
+        stack.callback(FOUND.pop)
         stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         if python:
@@ -193,6 +213,7 @@ def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Itera
             stack.enter_context(jax_calls(launch))
         stack.enter_context(triton_calls(gpu.device, gpu.launch))
         stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
+        stack.enter_context(cuda_libraries(CudaRuntime(gpu.device, gpu.memory, gpu.launch, gpu.fatal), gpu.note))
         yield
 
 
@@ -214,10 +235,13 @@ def _importable(name: str) -> bool:
 
 
 def _environment(device: GpuModel, folder: str) -> dict[str, str]:
-    """Environment variables of the DSL, for a later import or another process."""
+    """Environment variables of the DSL and of TileLang, for a later import or another process."""
     return {
         "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
-        "CUTE_DSL_DUMP_DIR": folder, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
+        "CUTE_DSL_DUMP_DIR": folder,
+        # A library of nvcc; the default loads machine code.
+        "TILELANG_EXECUTION_BACKEND": os.environ.get("TILELANG_EXECUTION_BACKEND", "cython"),
+        "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
     }  # fmt: skip
 
 
@@ -428,10 +452,49 @@ class ScriptRun:
 
 
 def notebook_code(path: Path) -> str:
-    """The code cells of a notebook as a script, without shell and magic commands."""
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    lines = [line for cell in cells for line in [*"".join(cell["source"]).splitlines(), ""]]
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+    """The code cells of a notebook as a script, without shell and magic commands.
+
+    Raises EmulatorError for a file that is no notebook.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, TypeError, KeyError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise EmulatorError(f"{path} is no notebook of Jupyter's format 4: {said}") from error
+    return "\n\n".join(_python_of(source) for source in sources)
+
+
+_OF_PYTHON = ("time", "timeit", "capture", "prun", "python", "python3")  # %%-commands whose cells are Python
+
+
+def _python_of(cell: str) -> str:
+    """A cell's Python. A command becomes `pass`, %time its statement; the cell of %%bash and its like is empty."""
+    lines = cell.splitlines()
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    if lines and lines[first].startswith("%%"):
+        if lines[first][2:].partition(" ")[0] not in _OF_PYTHON:
+            return ""
+        lines[first] = ""
+    for number, line in enumerate(lines):
+        bare = line.lstrip()
+        if bare.startswith(("%", "!")) and _ends_statement("\n".join(lines[:number])):
+            timed = bare.removeprefix("%time ") if bare.startswith("%time ") else ""
+            lines[number] = f"{line[: len(line) - len(bare)]}{timed.strip() or 'pass'}"
+    return "\n".join(lines)
+
+
+def _ends_statement(text: str) -> bool:
+    """True unless this text leaves a string, a bracket or a line open."""
+    if text.endswith("\\"):
+        return False
+    try:
+        list(tokenize.generate_tokens(io.StringIO(f"{text}\n").readline))
+    except tokenize.TokenError as error:
+        return "EOF in multi-line" not in str(error) and "unterminated triple-quoted" not in str(error)
+    except SyntaxError:  # the script will say it
+        return True
+    return True
 
 
 def run_script(
@@ -445,7 +508,7 @@ def run_script(
 
     runner  calls the script: by default once
 
-    Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
+    Raises EmulatorError where the file or the module is not there, PlanError for an architecture that is not known.
     """
     from unittest import mock
 
@@ -453,6 +516,11 @@ def run_script(
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None
     first = path.resolve().parent if isinstance(path, Path) else Path.cwd()
+    if isinstance(path, str):
+        with mock.patch.object(sys, "path", [str(first), *sys.path]):  # looks for the package, and imports nothing
+            package = path.partition(".")[0]
+            if package not in sys.modules and (not package or find_spec(package) is None):
+                raise EmulatorError(f"-m {path}: no such module")
     with ExitStack() as stack:
         program: Path | None = None
         if isinstance(path, Path) and path.suffix in PROGRAMS:
@@ -465,7 +533,7 @@ def run_script(
         if isinstance(path, Path) and path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
             code = Path(folder) / f"{path.stem}.py"
-            code.write_text(notebook_code(path))
+            code.write_text(notebook_code(path), encoding="utf-8")
 
         def script() -> None:
             if program is not None:

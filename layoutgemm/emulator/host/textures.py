@@ -14,8 +14,10 @@ import numpy as np
 
 from ...errors import EmulatorError
 from ..machine.textures import HANDLES, TextureOf
+from ..races.unordered_launches import TouchedBytes
 from .arguments import bytes_at
 from .cuda_calls import DeviceMemory
+from .graphs.graph import GraphWork, NodeKind
 
 Copy = Callable[[str, int, int, int, int], int]  # (function, to, from, bytes, cudaMemcpyKind) -> status
 _LAYERED, _SURFACE, _GATHER = 1, 2, 8  # flags of an array
@@ -93,8 +95,8 @@ class CudaArrays:
     textures  that a launch sees: handle -> (object, address of its first texel)
     """
 
-    def __init__(self, memory: DeviceMemory, copy: Copy) -> None:
-        self.memory, self.copy = memory, copy
+    def __init__(self, memory: DeviceMemory, copy: Copy, enqueue: Callable[[int, GraphWork], int]) -> None:
+        self.memory, self.copy, self.enqueue = memory, copy, enqueue
         self.textures: dict[int, tuple[TextureOf, int]] = {}
         self._arrays: dict[int, Texels] = {}
         self._made = 0
@@ -119,17 +121,6 @@ class CudaArrays:
                 del self._arrays[array]
                 self.memory.free(array)
 
-        def into(array: int, x: int, y: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
-            to, row = self._place(array, x, y)
-            return self._rows("cudaMemcpy2DToArray", to, row, source, pitch, width, height, kind)
-
-        def out_of(to: int, pitch: int, array: int, x: int, y: int, width: int, height: int, kind: int) -> int:
-            source, row = self._place(array, x, y)
-            return self._rows("cudaMemcpy2DFromArray", to, pitch, source, row, width, height, kind)
-
-        def straight(array: int, x: int, y: int, source: int, size: int, kind: int) -> int:
-            return self.copy("cudaMemcpyToArray", self._place(array, x, y)[0], source, size, kind)
-
         def texture(out: int, resource: int, description: int, view: int) -> None:
             if view:
                 raise EmulatorError("cudaCreateTextureObject with a resource view: leave it out")
@@ -149,13 +140,40 @@ class CudaArrays:
         def format_of(out: int, array: int) -> None:
             (ctypes.c_int * 5).from_address(out)[:] = [*self._array(array).format]
 
-        return {
+        return self._copies() | {
             "cudaMallocArray": plain, "cudaMalloc3DArray": cubic, "cudaMalloc3D": pitched, "cudaFreeArray": free,
-            "cudaMemcpy2DToArray": into, "cudaMemcpy2DToArrayAsync": into, "cudaMemcpy2DFromArray": out_of,
-            "cudaMemcpy2DFromArrayAsync": out_of, "cudaMemcpyToArray": straight, "cudaMemcpy3D": self._box,
-            "cudaMemcpy3DAsync": self._box, "cudaCreateTextureObject": texture, "cudaCreateSurfaceObject": surface,
+            "cudaCreateTextureObject": texture, "cudaCreateSurfaceObject": surface,
             "cudaDestroyTextureObject": destroy, "cudaDestroySurfaceObject": destroy, "cudaGetChannelDesc": format_of,
             "cudaCreateChannelDesc": format_from,
+        }  # fmt: skip
+
+    def _copies(self) -> dict[str, Callable[..., int | None]]:
+        """Copies to and from arrays."""
+
+        def into(array: int, x: int, y: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
+            return into_async(array, x, y, source, pitch, width, height, kind, 0)
+
+        def into_async(
+            array: int, x: int, y: int, source: int, pitch: int, width: int, height: int, kind: int, stream: int
+        ) -> int:
+            to, row = self._place(array, x, y)
+            return self._rows("cudaMemcpy2DToArray", to, row, source, pitch, width, height, kind, stream)
+
+        def out_of(to: int, pitch: int, array: int, x: int, y: int, width: int, height: int, kind: int) -> int:
+            return out_of_async(to, pitch, array, x, y, width, height, kind, 0)
+
+        def out_of_async(
+            to: int, pitch: int, array: int, x: int, y: int, width: int, height: int, kind: int, stream: int
+        ) -> int:
+            source, row = self._place(array, x, y)
+            return self._rows("cudaMemcpy2DFromArray", to, pitch, source, row, width, height, kind, stream)
+
+        def straight(array: int, x: int, y: int, source: int, size: int, kind: int) -> int:
+            return self._rows("cudaMemcpyToArray", self._place(array, x, y)[0], size, source, size, size, 1, kind, 0)
+
+        return {
+            "cudaMemcpy2DToArray": into, "cudaMemcpy2DToArrayAsync": into_async, "cudaMemcpy2DFromArray": out_of,
+            "cudaMemcpy2DFromArrayAsync": out_of_async, "cudaMemcpyToArray": straight,
         }  # fmt: skip
 
     def _array(self, handle: int) -> Texels:
@@ -178,21 +196,28 @@ class CudaArrays:
         return array.address + y * array.row + x, array.row
 
     def _rows(
-        self, name: str, to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int
-    ) -> int:
-        return max([self.copy(name, to + n * to_pitch, source + n * pitch, width, kind) for n in range(height)] or [0])
+        self, name: str, to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int,
+        stream: int,
+    ) -> int:  # fmt: skip
+        rows = [(to + n * to_pitch, source + n * pitch) for n in range(height)]
+        touched = [TouchedBytes(at, width, writes) for pair in rows for at, writes in zip(pair, (True, False))]
 
-    def _box(self, given: int) -> int:
-        """cudaMemcpy3D: a box of bytes, or of texels where one side is an array."""
-        words = (ctypes.c_size_t * 20).from_address(given)
+        def run() -> None:
+            for one, other in rows:
+                self.copy(name, one, other, width, kind)
+
+        return self.enqueue(stream, GraphWork(NodeKind.MEMCPY, run, f"{name} to {to:#x}", tuple(touched)))
+
+    def rows_of(self, words: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The rows of a cudaMemcpy3DParms, as (to, from, bytes). An array counts texels in place of bytes."""
         (source, pitch, slice_of), (to, to_pitch, to_slice) = self._side(words[:8]), self._side(words[8:16])
         width, height, depth = words[16:19]
-        texel = next((self._array(one).texel for one in (words[0], words[8]) if one), 1)
-        status = 0
-        for n in range(depth):
-            planes = to + n * to_slice, to_pitch, source + n * slice_of, pitch
-            status = self._rows("cudaMemcpy3D", *planes, width * texel, height, words[19])
-        return status
+        width *= next((self._array(one).texel for one in (words[0], words[8]) if one), 1)
+        return [
+            (to + plane * to_slice + row * to_pitch, source + plane * slice_of + row * pitch, width)
+            for plane in range(depth)
+            for row in range(height)
+        ]
 
     def _side(self, words: Sequence[int]) -> tuple[int, int, int]:
         """One side of cudaMemcpy3D: (its first byte, bytes from row to row, from plane to plane)."""

@@ -1,4 +1,4 @@
-"""Calls of functions without a body: vprintf, __assertfail, malloc and free of CUDA's runtime. Others are refused.
+"""Calls of functions without a body: vprintf, __assertfail, malloc, free, cudaGraphSetConditional. Others are refused.
 
 Functions of the module are put in where they are called (`ptx/inlining.py`). PTX ISA, "call"; CUDA C++ Programming
 Guide, "Formatted Output", "Assertion".
@@ -32,7 +32,7 @@ _CONVERSION = re.compile(rb"%([-+ #0]*)(\*|\d*)(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L
 
 @operation("call")
 def call(program: Program, ins: PtxInstruction) -> Run:
-    """call: of vprintf, __assertfail, malloc or free; refuses others by name."""
+    """call: of vprintf, __assertfail, malloc, free or cudaGraphSetConditional; refuses others by name."""
     results = ins.operands[0].parts if ins.operands and ins.operands[0].text[:1] == "(" else ()
     rest = ins.operands[1:] if results or (ins.operands and ins.operands[0].text[:1] == "(") else ins.operands
     if not rest:
@@ -47,6 +47,8 @@ def call(program: Program, ins: PtxInstruction) -> Run:
     if name in ("malloc", "free") and len(arguments) == 1:
         given = _argument(program, ins, arguments[0], 8)
         return releasing(ins, given) if name == "free" else allocating(ins, given, _results(program, results, 8))
+    if name == "cudaGraphSetConditional" and len(arguments) == 2:
+        return _setting(program, ins, arguments)
     why = next((why for start, why in _LEFT_OUT.items() if name.startswith(start)), None)
     why = why or program.kernel.functions.get(name, "the module does not declare it")
     raise ValueError(f"call of {name}: {why}")
@@ -187,6 +189,21 @@ def _converted(found: re.Match[bytes], arguments: _Arguments) -> str:
     if kind == "o" and "#" in flags:
         return f"%{plain}{width}s" % f"0{whole:o}"
     return f"%{flags}{width}{point}{'d' if kind in 'diu' else kind}" % whole
+
+
+def _setting(program: Program, ins: PtxInstruction, arguments: tuple[PtxOperand, ...]) -> Run:
+    """cudaGraphSetConditional(handle, value): the handle is the address of the value's word (`host/graphs`)."""
+    handle, value = (_argument(program, ins, one, size) for one, size in zip(arguments, (8, 4), strict=True))
+
+    def go(fiber: Fiber) -> None:
+        handles, values = (np.broadcast_to(np.asarray(x(fiber)), LANE.shape) for x in (handle, value))
+        for lane in LANE[bool_of(fiber.lanes)].tolist():
+            buffer, offset = fiber.machine.launch.memory.find(int(handles[lane]), 4)
+            buffer.data[offset : offset + 4] = np.frombuffer(
+                (int(values[lane]) & 0xFFFFFFFF).to_bytes(4, "little"), "u1"
+            )
+
+    return go
 
 
 def _failing(program: Program, ins: PtxInstruction, arguments: tuple[PtxOperand, ...]) -> Run:

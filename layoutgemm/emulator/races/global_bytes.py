@@ -16,7 +16,7 @@ Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
     from .dependent_launches import DependentLaunch
     from .happens_before import MemoryEvent
+    from .unordered_launches import UnorderedLaunches
 
 PAGE_BITS = 16
 PAGE = 1 << PAGE_BITS  # bytes that are watched by one array
@@ -156,11 +157,13 @@ class GlobalWatch:
     strict   as `Policy.strict`
     flagged  whether the kernel has strong accesses, by which blocks tell each other of what they did
     dependent  launches that may run beside this one, or None (`dependent_launches.py`)
+    beside   launches and copies that nothing orders with this one, or None (`unordered_launches.py`)
     """
 
     def __init__(self, strict: bool = False, flagged: bool = True) -> None:
         self.strict, self.flagged = strict, flagged
         self.dependent: DependentLaunch | None = None
+        self.beside: UnorderedLaunches | None = None
         self.accesses: list[GlobalAccess | None] = [None]  # by their numbers; 0: none
         self.numbers: dict[tuple[Stamp, int], int] = {}  # (turn, pc) -> number
         self.groups: dict[int, tuple[int, ...]] = {}  # number of several strong writes -> theirs
@@ -238,6 +241,8 @@ class GlobalWatch:
         race: Conflict | None = None
         if self.dependent is not None:
             race = self.dependent.race(fiber, what, addresses, size, same is not None, lanes or fiber.lanes)
+        if race is None and self.beside is not None:
+            race = self.beside.race(fiber, what, addresses, size, same is not None, strong)
         made = MadeGlobalAccess(fiber, what, copying, addresses, size, lanes)
         for places in _places(addresses, size):
             if race is None or race.lint:
@@ -290,14 +295,33 @@ class GlobalWatch:
         """The text of an access that wrote one of these bytes, or None."""
         return self.touched_by(addresses, size, False)
 
-    def touched_by(self, addresses: Addresses, size: int, reads: bool) -> str | None:
-        """The text of an access that wrote one of these bytes, or None. With `reads`, or that read one."""
-        for places in _places(addresses, size):
+    def touched_by(self, addresses: Addresses, size: int, reads: bool, strong: bool = False) -> str | None:
+        """The text of an access that wrote one of these bytes, or None. With `reads`, or that read one.
+
+        strong  whether strong writes are left out
+        """
+        return self._touched(_places(addresses, size), reads, strong)
+
+    def touched_within(self, low: int, high: int, reads: bool) -> str | None:
+        """The text of an access that wrote a byte of [low, high), or None. With `reads`, or that read one."""
+        kept = sorted({*self.pages, *self.coarse})
+        return self._touched(
+            (
+                PagePlaces(page, first - (page << PAGE_BITS), end - first)
+                for page in kept
+                if (first := max(low, page << PAGE_BITS)) < (end := min(high, page + 1 << PAGE_BITS))
+            ),
+            reads,
+        )
+
+    def _touched(self, every: Iterable[PagePlaces], reads: bool, strong: bool = False) -> str | None:
+        for places in every:
             for pages in (self.pages, self.coarse):
                 page = pages.get(places.page)
                 if page is None:
                     continue
-                for numbers in (page.writers, page.changers, *([page.readers] if reads else [])):
+                changers = [] if strong else [page.changers]
+                for numbers in (page.writers, *changers, *([page.readers] if reads else [])):
                     written = numbers[places.units(page.shift)] if numbers is not None else None
                     if written is not None and (number := int(written.max(initial=0))):
                         access = self.accesses[self.groups.get(number, (number,))[0]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...arguments import as_int, shown
+from ...arguments import as_int, nearest, shown
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
@@ -294,19 +294,30 @@ _OTHER_NAMES = {
 
 
 def other_name(activation: object) -> str:
-    """The end of an error: the name here of an activation of other libraries.
+    """The end of an error: this library's name of an activation, where it has one.
 
     >>> other_name("swish"), other_name("linear"), other_name("rleu")
     ("; 'swish' is 'silu'", "; 'linear' is None", '')
+    >>> def silu(x): ...
+    >>> other_name(silu), other_name(lambda x: x)
+    ("; its name is 'silu'", '; a function of your own is a step: epilogue=Epilogue(Custom.of(function))')
     """
-    known = isinstance(activation, str) and activation in _OTHER_NAMES
-    return f"; {activation!r} is {_OTHER_NAMES[str(activation)]!r}" if known else ""
+    if isinstance(activation, str):
+        return f"; {activation!r} is {_OTHER_NAMES[activation]!r}" if activation in _OTHER_NAMES else ""
+    if not callable(activation):
+        return ""
+    name = str(getattr(activation, "__name__", type(activation).__name__)).lower()
+    name += "_tanh" if getattr(activation, "approximate", None) == "tanh" else ""  # of a torch.nn.GELU
+    if name in ACTIVATIONS:
+        return f"; its name is {name!r}"
+    return "; a function of your own is a step: epilogue=Epilogue(Custom.of(function))"
 
 
 def check_activation(kind: object, said: str = "activation") -> None:
     """Raise PlanError unless `kind` is one of ACTIVATIONS. `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
-        raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}{other_name(kind)}")
+        meant = nearest(kind, ACTIVATIONS)
+        raise PlanError(f"{said} {shown(kind)}: {meant}known are {', '.join(ACTIVATIONS)}{other_name(kind)}")
 
 
 def _is_number(value: object) -> bool:

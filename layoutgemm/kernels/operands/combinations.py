@@ -57,7 +57,6 @@ _SCATTER = "scatter C's rows by torch"
 _ONE_LOOP = "a kernel has one loop over K"
 _PLAIN = "their kernels load and store a plain product"
 _NOT_SQUARE = "C is then no product of a matrix and its transpose"
-_SAME_K = "its loop has as many K tiles in every tile of C"
 _OWN_GRIDS = "each group has a grid of its own"
 _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 # (part, other part) -> why no kernel has both; the first is the one that a refusal names.
@@ -98,10 +97,8 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "shards"): "the kernel takes the tiles shard by shard" for part in (
         "symmetric order", "order of some tiles", "order with words", "other orders",
     )},
-    ("second pair", "triangular operands"): _SAME_K,
-    ("prologue", "triangular operands"): _SAME_K,
     ("groups of rows", "triangular operands"): "groups begin at any row, and a diagonal at the first",
-    ("masked groups", "triangular operands"): _SAME_K,
+    ("masked groups", "triangular operands"): "a loop over groups takes all K tiles of each",
     ("groups along K", "triangular operands"): "K tiles are counted from a group's end",
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},

@@ -9,8 +9,10 @@ The loop over K runs over the K tiles of the first pair, and then over those of 
     0 .. T - 1           A and B           t * depth
     T .. T + T2 - 1      A2 and B2         (t - T) * depth
 
-T and T2 are the K tiles of the pairs. Both pairs have the same copies, with tensor maps of their own. Each map ends
-with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
+T and T2 are the K tiles of the pairs. Triangular operands are of the first pair. T is then the number of a tile of C,
+and its coordinates begin behind the skipped K tiles. Both pairs have the same copies, with tensor maps of their own.
+Each map ends with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A
+and B.
 
 Several matrices B are numbered through: of two, A multiplies B and B1, and A2 multiplies B2 and B3. A kernel has eight
 tensor maps: two matrices B take six, and C leaves in chunks of two widths. Three take eight, and need store="direct".
@@ -77,14 +79,20 @@ def pair_of(given: SecondPair | int | None, gated: Combined | None = None) -> Se
     return SecondPair(k, gated.matrices if gated is not None and gated.separate else 1)
 
 
-def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:
+def place_in_pairs(
+    tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any], skipped: W | int = 0
+) -> dict[str, Any]:
     """The coordinate of a K tile, and whether it is one of the second pair's. Ints or traced integers alike.
+
+    skipped  K tiles of the first pair in front of its first one
 
     >>> [place_in_pairs(tile, 2, 64, either) for tile in (1, 2)]
     [{'k': 64, 'second': False}, {'k': 0, 'second': True}]
+    >>> [place_in_pairs(tile, 2, 64, either, 3)["k"] for tile in (0, 1, 2)]
+    [192, 256, 0]
     """
     second = tile >= first_tiles
-    return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
+    return {"k": (tile - choose(second, first_tiles, -skipped)) * depth, SECOND: second}
 
 
 def passes_on(left: Any, behind: Any) -> bool:

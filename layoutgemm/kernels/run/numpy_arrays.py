@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -99,7 +99,10 @@ def _run(
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
-        plan.triangles.check(a, np.asarray(b))
+        left, said = a, "a"
+        if plan.prologue is not None:
+            left, said = plan.prologue.reference(a, cast("Mapping[str, np.ndarray]", given)), "f(a)"
+        plan.triangles.check(left, np.asarray(b), said)
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and "word" in plan.parameters.values():
         return run_by_name(plan, a, b, given or {}, out, copy, device)
     if given:

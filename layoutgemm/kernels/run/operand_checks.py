@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arguments import is_int
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...errors import OperandError, TensorError
 from ..alignment import address_misfit, batch_misfit, line_misfit
@@ -67,6 +68,13 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
                 raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
 
 
+_OF_SEVERAL = {  # why an operand may be several tensors
+    "a": "; two pairs are (a, a2) and (b, b2)",
+    "b": "; several b take combine=, and two pairs are (a, a2) and (b, b2)",
+}
+_INDICES = frozenset({"rows", "out_rows", "add_rows", "offsets", "offs", "counts"})
+
+
 def no_tensor(name: str, x: object, module: str = "") -> str:
     """The text of an error for x, which is no torch tensor. It says what takes x or makes a tensor of it.
 
@@ -75,10 +83,16 @@ def no_tensor(name: str, x: object, module: str = "") -> str:
     >>> import numpy as np
     >>> no_tensor("a", np.zeros(2))
     'a is a ndarray, not a torch tensor; torch.from_numpy(a) is one'
+    >>> no_tensor("rows", [0, 1])
+    'rows is a list, not a torch tensor; torch.tensor(rows, device=a.device) is one'
     """
     library = type(x).__module__.partition(".")[0]
     way_out = f"; torch.from_numpy({name}) is one" if library == "numpy" else ""
     way_out = "; layoutgemm.jax multiplies JAX's arrays" if library in ("jax", "jaxlib") else way_out
+    if isinstance(x, (tuple, list)) and any(hasattr(each, "data_ptr") for each in x):
+        way_out = _OF_SEVERAL.get(name, "")
+    elif name in _INDICES and isinstance(x, (tuple, list, range)) and all(map(is_int, x)):
+        way_out = f"; torch.tensor({name}, device=a.device) is one"
     return f"{name} is a {module}{type(x).__qualname__}, not a torch tensor{way_out}"
 
 

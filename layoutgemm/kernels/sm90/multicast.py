@@ -78,9 +78,12 @@ def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
     """
     of_c = sum(len(store.maps) for store in stores if store is not None)
     if of_c + copies > OTHER_MAPS:
+        way_out = "a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
+        if copies > OTHER_MAPS:
+            way_out = "two pairs take at most three matrices B each"
         raise PlanError(
             f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
-            "the first two; a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
+            f"the first two; {way_out}"
         )
 
 

@@ -137,6 +137,7 @@ class _Cluster:
         self.columns_end = plan.n  # of the group of columns
         self.lines = 0, plan.k  # of it, along K
         self.first_number = 0  # the K block that it begins with
+        self.first_pair = tile_count(plan.k, plan.tile[2]), 0  # K tiles of the first pair, and those in front of them
         self.rows: dict[tuple[int, int], Values] = {}  # sums of A's rows, by matrix and first row
         self.plan, self.a, self.c = plan, a, c
         further = plan.gated.places if plan.gated is not None else ()
@@ -206,9 +207,10 @@ class _Cluster:
         for part in range(plan.config.split):
             begin, end = plan.part_of_k(k_tiles, part)
             if plan.triangles is not None:
-                corner = self.blocks[0].origin
-                at_k, many = plan.triangles.k_tiles(plan, (corner["m"], corner["n"]), k_tiles, min, max)
-                begin, end = at_k, at_k + many
+                corner, of_pairs = self.blocks[0].origin, (tile_count(plan.k, plan.tile[2]), k_tiles)
+                at_k, many, own = plan.triangles.share_of_pairs(plan, (corner["m"], corner["n"]), of_pairs, min, max)
+                begin, end = (at_k, at_k + many) if plan.pair is None else (0, many)
+                self.first_pair = own, at_k
             self._multiply([b for b in self.blocks if b.part == part], begin, end - begin, step, consumers)
         held = {(block.part, block.place): block for block in self.blocks}
         finals = self._exchange(held, consumers)
@@ -231,7 +233,8 @@ class _Cluster:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 of = self.matrices
                 if plan.pair is not None:
-                    origin |= place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
+                    own, skipped = self.first_pair
+                    origin |= place_in_pairs(first + at, own, plan.tile[2], either, skipped)
                     of = self.second if origin[SECOND] else of
                 if plan.along_k is not None:
                     origin |= place_in_group(plan, self.lines, first + at, plan.k, either, max)

@@ -125,6 +125,8 @@ class ChainCalls:
 
 def launches_alone(tensors: Tensors) -> bool:
     """True for plain tensors of one GPU whose call only autograd may have to see."""
+    if torch.compiler.is_compiling():  # an exporter would record the region below, which its programs cannot save
+        return False
     with torch.no_grad():
         try:
             index = launched_alone(tensors)

@@ -14,13 +14,15 @@ mode keeps them until `run_decompositions`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.types import Number
 
+from ...arguments import unknown_argument
 from ...errors import LayoutError, OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.run.operand_checks import check_operands, same_memory
 from ..checks import (
@@ -208,7 +210,19 @@ def check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
     for operands, kind in ((read, "read"), (written, "written")):
         for name, x in operands.items():
             if not isinstance(x, torch.Tensor):
-                refuse(refusal(kind, name, type(x)))
+                refuse(refusal(kind, name, type(x), _entries(x)))
+
+
+def _entries(x: object) -> str:
+    """The entries of a tuple or list that a text tells apart: "tensors", "integers", or ""."""
+    if not isinstance(x, (tuple, list)):
+        return ""
+    integers = True
+    for each in x:
+        if isinstance(each, torch.Tensor):
+            return "tensors"
+        integers = integers and isinstance(each, int)
+    return "integers" if integers else ""
 
 
 def refuse(text: str) -> None:
@@ -216,6 +230,25 @@ def refuse(text: str) -> None:
     if text:
         _REFUSE(text)
         raise OperandError(text)
+
+
+def refuse_unknown(function: Callable[..., object], names: Sequence[str]) -> NoReturn:
+    """Raise TypeError for keywords that a function does not have. Under the compiler OperandError, by `refuse`."""
+    if torch.compiler.is_dynamo_compiling():
+        refuse(_unknown(function, names))
+    raise unknown_argument(function, names)
+
+
+def refuse_others(function: Callable[..., object], known: frozenset[str], names: Iterable[str]) -> None:
+    """Refuse, under the compiler, keywords that are not known."""
+    for name in names:
+        if name not in known:
+            refuse_unknown(function, tuple(names))
+
+
+@constant_in_graphs
+def _unknown(function: Callable[..., object], names: Sequence[str]) -> str:
+    return str(unknown_argument(function, names))
 
 
 def traced_flag(allow_tf32: object) -> bool | None:
@@ -249,8 +282,10 @@ def refusal(check: str, *plain: object) -> str:
     return ""
 
 
-def _stand_in(kind: type) -> object:
-    """Something of a class of that name."""
+def _stand_in(kind: type, entries: str = "") -> object:
+    """Something of a class of that name; of a tuple or list, with such entries."""
+    if kind in (tuple, list):
+        return kind({"tensors": [torch.empty(0)], "integers": [0]}.get(entries, [None]))
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (), {**names, "__repr__": lambda self: f"a {kind.__name__}"})()
 
@@ -261,8 +296,8 @@ CHECKS: dict[str, Callable[..., object]] = {
     "out_dtype": lambda multiplied, asked: multiplied in NAMES and stored_as(multiplied, asked),
     "flag": tf32_allowed,
     "kind of flag": lambda kind: tf32_allowed(_stand_in(kind)),
-    "read": lambda name, kind: check_operands({name: _stand_in(kind)}),
-    "written": lambda name, kind: check_operands({}, {name: _stand_in(kind)}),
+    "read": lambda name, kind, entries: check_operands({name: _stand_in(kind, entries)}),
+    "written": lambda name, kind, entries: check_operands({}, {name: _stand_in(kind, entries)}),
     "number": lambda name, value, whole: host_number(name, value, whole),
     "scalar": lambda name, x, kind: scalar_of(name, x, kind, torch.device("cpu")),
 }

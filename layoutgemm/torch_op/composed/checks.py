@@ -41,7 +41,7 @@ from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
 from ..scaled_grouped.recipes import BLOCK, SCALES, SQUARE, ScaledOperand
-from ..types import C_NAMES, READ
+from ..types import C_NAMES, READ, of_mask
 from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
@@ -117,7 +117,7 @@ def in_order(values: Operands, through: Sequence[str], rows: torch.Tensor) -> Op
 
 def takes_rows(parts: Parts) -> bool:
     """True if two pairs with these parts take any number of dimensions before M."""
-    alone = parts.order is None and parts.prologue is None and parts.epilogue is None
+    alone = parts.order is None and parts.prologue is None and parts.epilogue is None and parts.triangles is None
     return alone and not PLACED & set(parts.own)
 
 
@@ -162,7 +162,7 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and {OUT_ROWS, ADD_ROWS} & set(parts.own) and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows, through)
-    if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
+    if not call.plain_pairs:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
@@ -284,7 +284,8 @@ def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
         fits = fits or (not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
-            of = "two matrices" if indexed else "two matrices, or two batches of as many"
+            of = "two matrices, or two batches of as many"
+            of = f"two matrices, as {' and '.join(sorted(indexed))} are of their rows" if indexed else of
             raise OperandError(
                 f"{shapes}: a product with several parts is of {of}; expand() makes a batch, flatten(0, -3) one of "
                 "several dimensions"
@@ -343,7 +344,8 @@ def check_indices(name: str, x: torch.Tensor, m: int) -> None:
     if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
         # where `rows` itself is no vector, m is the size of one of its dimensions, and would mislead
         of, wanted = f"{x.dtype} of shape {list(x.shape)}", [m] if x.ndim == 1 else "[M]"
-        raise OperandError(f"{name} is {of}: int32 or int64 of {wanted}, a row for each row of the product")
+        mask = of_mask(name, x.dtype)
+        raise OperandError(f"{name} is {of}: int32 or int64 of {wanted}, a row for each row of the product{mask}")
 
 
 def check_row_weights(x: torch.Tensor, m: int) -> None:

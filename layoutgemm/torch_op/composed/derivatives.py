@@ -220,7 +220,8 @@ def multiplied_type(*matrices: torch.Tensor) -> torch.dtype:
 
 def _formula(call: ComposedCall, config: Config | None) -> StepResults:
     """C in its place, and what the epilogue writes, by operators that have derivatives."""
-    sums = [_sum(call, a, b) for a, b in factors(call)]
+    first = len(call.b) // len(call.a)  # the products of the first pair
+    sums = [_sum(call, a, b, i < first) for i, (a, b) in enumerate(factors(call))]
     value, parts = together(call, sums), call.parts
     if parts.epilogue is None:
         return StepResults(placed(call, visited_part(finished(call, value), call, config), None, None), {})
@@ -232,9 +233,12 @@ def _formula(call: ComposedCall, config: Config | None) -> StepResults:
     return made._replace(c=c)
 
 
-def _sum(call: ComposedCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b in float32 with its derivatives; torch.func derives the full product of the triangles."""
-    triangles, promotes = call.parts.triangles, call.parts.promotes
+def _sum(call: ComposedCall, a: torch.Tensor, b: torch.Tensor, first: bool) -> torch.Tensor:
+    """a @ b in float32 with its derivatives; torch.func derives the full product of the triangles.
+
+    first  whether they are the first pair's, of which triangles are
+    """
+    triangles, promotes = call.parts.triangles if first else None, call.parts.promotes
     if promotes is not None:
         tables = [call.values[name] for name in SCALES if name in call.parts.own]
         scale_a, scale_b = (*tables, None, None)[:2] if tables else (a.new_ones(1, dtype=torch.float32), None)
@@ -302,11 +306,12 @@ def _linear_gradients(
     grad = visited_part(grad, call, config)
     times = differentiable if needs_dispatcher(grad, *call.a, *call.b) else product
     count = len(call.a)
-    if call.parts.triangles is not None:
-        found = [_gradients_of_triangles(call, grad, (wants[0], wants[1]))]
-    else:
-        found = [gradients(a, b, (wants[i], wants[count + i]), grad, times)
-                 for i, (a, b) in enumerate(zip(call.a, call.b))]  # fmt: skip
+    found = [
+        gradients(a, b, (wants[i], wants[count + i]), grad, times)
+        if i or call.parts.triangles is None
+        else _gradients_of_triangles(call, grad, (wants[0], wants[count]))
+        for i, (a, b) in enumerate(zip(call.a, call.b))
+    ]
     bias: torch.Tensor | None = None
     if BIAS in call.parts.own and wants[2 * count + call.parts.read.index(BIAS)]:
         bias = bias_gradient(grad, call.values[BIAS].dtype)

@@ -6,7 +6,7 @@ tiles with an epilogue; other parts are refused by name.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -54,7 +54,7 @@ from ..prepared import Config, choice_of, gpu, target
 from ..problem import reads_by_tma
 from ..scaled_grouped.recipes import SCALES
 from ..scaled_grouped.scaled import chosen, widest_span_of
-from ..tuned_store import MEASURED, lookup_with_parts
+from ..tuned_store import MEASURED, fitting, lookup_with_parts
 from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
 from .parts import ADD_ROWS, PLACED, TILES
@@ -143,10 +143,9 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
         rows = indexed_rows(call, False), parts.copy_rows
         loop = () if parts.promotes is None else (parts.promotes,)
         measured = lookup_with_parts(gpu(a.get_device())[1], sizes[:4], names, *of_parts, second, *rows, *loop)
-        if measured is not None:
-            with suppress(LayoutError):  # a result that does not fit is passed over
-                return ready(measured.config, MEASURED)
-    return ready(None if parts.promotes is None else _scaled_config(call, sizes, names))
+        if (fits := fitting(measured, ready)) is not None:
+            return ready(fits, MEASURED)
+    return ready(None if parts.promotes is None else _scaled_config(call, sizes, names, ready))
 
 
 def _copies(call: ComposedCall, config: Sm90Config | Sm100Config | None) -> bool:
@@ -198,7 +197,9 @@ def _derived(key: PlanKey) -> Plan:
     return found
 
 
-def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str, str, str]) -> Sm90Config:
+def _scaled_config(
+    call: ComposedCall, sizes: tuple[int, ...], types: tuple[str, str, str], ready: Callable[[Sm90Config], object]
+) -> Sm90Config:
     """The configuration of a main loop that promotes, for a call's order and indexed rows."""
     parts, (m, n, k, batch, _) = call.parts, sizes
     own = epilogue_of(call)
@@ -209,7 +210,14 @@ def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str,
         return square_config(m, batch)
     promotes = present(parts.promotes)
     how = parts.gate if parts.how is None else parts.how
-    config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, how)
+    index, fits = call.a[0].get_device(), lambda config: ready(_with_places(call, config))
+    config, _ = chosen((m, n, k, batch), types, promotes, index, None, fits, columns, how)
+    return _with_places(call, config)
+
+
+def _with_places(call: ComposedCall, config: Sm90Config) -> Sm90Config:
+    """A plain product's configuration, adapted to a call's order and rows."""
+    parts = call.parts
     if parts.order is None and parts.triangles is None and not PLACED & set(parts.own):
         return config
     tuning = replace(config.tuning, gpc_order=())

@@ -226,13 +226,15 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
     call, parts, inside = call.gathered, call.parts, visited(call, ready)
+    multiplied = factors(call)
     if parts.triangles is not None:
-        parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
+        left, right = [x.to(torch.float64).numpy() for x in multiplied[0]]
+        parts.triangles.check(left, right, "a" if parts.prologue is None else "f(a)")
     of_a, of_b = ([call.values[name]] if name in parts.own else [] for name in SCALES)
     tables = [x for whole in of_b for x in whole.chunk(len(call.b), -2)]  # of each b; none, or one for all
     sums = [
         exact(a, b) if parts.promotes is None else promoted_sums(parts.promotes, a, b, *of_a, *tables[i : i + 1])
-        for i, (a, b) in enumerate(factors(call))
+        for i, (a, b) in enumerate(multiplied)
     ]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:

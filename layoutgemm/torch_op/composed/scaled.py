@@ -6,6 +6,8 @@ of blocks                 the promoted main loop; rows by index are copied first
                           behind the other
 of rows, of tensors       the epilogue's first steps; of two matrices B, on each product before their function
 
+Beside a promoted main loop torch computes the function of A first. Its results have A's 8 bits, and A's scales.
+
 A kernel reads scales of a's rows through the indices of `rows=`, by either. Calls whose scales are not copied are kept.
 """
 
@@ -21,9 +23,13 @@ from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step, VectorScale
 from ...kernels.indexed.rows import ROWS
+from ...kernels.operands.combinations import refusal as refusal_of_parts
 from ...kernels.operands.combined import refusal_of_matrices
 from ...kernels.operands.gated import HALVES
+from ...kernels.operands.prologue import Prologue, check_chosen
+from ...kernels.orders import is_symmetric
 from ...kernels.plan import present
+from ...kernels.run.operand_checks import check_operands, no_tensor
 from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import GATES
 from ..compiled.traced import check_kinds, named, refusal, refuse
@@ -31,12 +37,13 @@ from ..epilogue import arguments_beside, refusal_of_epilogue
 from ..indexed.grouped_rows import check_row_indices
 from ..indexed.torch_rows import selected
 from ..own_epilogue.scaled_api import recipe_names
+from ..prologue.product import check_names, check_type, check_vectors, function_of
 from ..scaled_grouped.epilogue import scale_step
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
 from ..scaled_grouped.recipes import ROW, SCALES, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
 from ..scaled_grouped.scaled import BiasActivation, one_behind_the_other, unswapped, vectors_of
 from ..types import C_NAMES
-from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
+from .api import ComposedOptions, Operands, composed_product, refusal_of_kinds, refuse_or_raise
 from .parts import BIAS, ROW_WEIGHTS, AskedParts, refusal_of_rows
 
 NO_OUT_RECIPE = (
@@ -48,7 +55,10 @@ _EACH = "; compute scaled products of each b with out_dtype=torch.float32, and c
 
 
 class ScaledPart(NamedTuple):
-    """Operands of `scaled_matmul` as given, their recipes, and whether sums stay in the tensor core."""
+    """Operands of `scaled_matmul` as given, their recipes, and whether sums stay in the tensor core.
+
+    computes  False: an explanation, for which `a` stands for its function's results
+    """
 
     a: torch.Tensor
     scale_a: torch.Tensor
@@ -56,6 +66,7 @@ class ScaledPart(NamedTuple):
     scale_b: object
     recipes: tuple[object, object]
     fast: bool
+    computes: bool = True
 
 
 class ComposedArguments(NamedTuple):
@@ -107,7 +118,7 @@ def composed_arguments(
     for name, x in own.items():
         if x is not None:
             there[name] = x
-    refuse_or_raise(_refusal(of, asked, tuple(there), given))
+    refuse_or_raise(refusal_of_kinds(asked, given) or _refusal(of, asked, tuple(there), given))
     bias, weights, values = there.pop(BIAS, None), there.pop(ROW_WEIGHTS, None), dict(given or {})
     several = list(of.b) if asked.combine is not None else [of.b]
     scales = _scales_of(of.scale_b, len(several), asked.combine is not None)
@@ -118,6 +129,11 @@ def composed_arguments(
     if promotes:
         why = "scales of blocks" if recipes.in_mainloop else "use_fast_accum=False"
         refuse_or_raise(_refusal_of_loop(asked, why))
+        if asked.prologue is not None:
+            of, asked = _with_function_applied(of, asked, values, ROWS in there), asked._replace(prologue=None)
+    if recipes.in_mainloop and recipes.a != recipes.b and is_symmetric(asked.order):
+        two = f"scale_a is of {recipes.a} and scale_b of {recipes.b}, and one matrix has one recipe"
+        refuse_or_raise(f"order = 'symmetric': {two}: scaled_matmul(a, s, a.mT, s, order='symmetric')")
     if (rows := there.get(ROWS)) is not None and recipes.a != TENSOR:
         if recipes.a == SQUARE:
             refuse_or_raise(f"rows and scale_a of {SQUARE}: rows by index share no block; give scales of each row of a")
@@ -185,11 +201,34 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
 
 def _refusal_of_loop(asked: AskedParts, why: str) -> str:
     """Why a main loop that promotes has not these parts, or "". `why`: the argument that asks for the loop."""
-    if asked.prologue is not None:
-        return f"prologue and {why}: that main loop reads a as it is; quantize(f(a)) makes values and scales of f(a)"
+    if asked.prologue is not None and is_symmetric(asked.order):
+        return refusal_of_parts(("prologue", "symmetric order"))
+    if asked.prologue is not None and torch.compiler.is_dynamo_compiling():
+        return f"prologue and {why}: not under torch.compile; compute the function of a first"
     if asked.copy_rows is False:
         return f"copy_rows: False, and rows of a product with {why} are copied first"
     return ""
+
+
+def _with_function_applied(of: ScaledPart, asked: AskedParts, values: dict[str, object], chooses: bool) -> ScaledPart:
+    """The operands with f(A) in A's place, by torch. The function's vectors leave `values`.
+
+    chooses  whether rows of A are chosen, whose numbers are not those of the product's rows
+    """
+    prologue = asked.prologue
+    assert isinstance(prologue, Prologue)  # by `refusal_of_kinds`
+    own: dict[str, torch.Tensor] = {}
+    for name in prologue.names:
+        if name in values:
+            own[name] = values.pop(name)  # type: ignore[assignment]  # a tensor, by the checks below
+    check_names(prologue, own, False)
+    check_operands({"a": of.a, **own})
+    check_type(of.a)
+    lines, columns = of.a.shape[:-1], (*of.a.shape[:-2], of.a.shape[-1])
+    check_vectors(prologue, own, {"m": [lines], "k": [columns]})
+    if chooses:
+        check_chosen(prologue)
+    return of._replace(a=function_of(of.a, prologue, own)) if of.computes else of
 
 
 def _refusal_of_recipes(recipes: Sequence[str]) -> str:
@@ -260,7 +299,7 @@ def _check_rows(rows: torch.Tensor, a: torch.Tensor) -> None:
         check_kinds({"rows": rows}, {})
         refuse(refusal("rows by index", rows.dtype, rows.ndim, a.ndim))
     elif not isinstance(rows, torch.Tensor):
-        raise OperandError(f"rows is a {type(rows).__qualname__}, not a torch tensor")
+        raise OperandError(no_tensor("rows", rows))
     else:
         check_row_indices(rows.dtype, rows.ndim, a.ndim)
 

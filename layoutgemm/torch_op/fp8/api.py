@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ...arguments import sees_unknown
 from ...graph_marks import constant_in_graphs
 from ..checks import (
     PLAIN,
@@ -18,7 +19,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
-from ..compiled.traced import check_kinds, refusal, refuse
+from ..compiled.traced import check_kinds, refusal, refuse, refuse_unknown
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import (
     AS_QUANTIZE,
@@ -41,6 +42,7 @@ MOST_BESIDE = 1 << 22
 Together: TypeAlias = tuple[torch.Tensor, str, bool]  # a tensor, its recipe, and whether its transpose too
 
 
+@sees_unknown
 def quantize(
     x: torch.Tensor,
     recipe: object = BLOCK,
@@ -48,6 +50,7 @@ def quantize(
     dtype: torch.dtype = torch.float8_e4m3fn,
     power_of_two: bool = False,
     scale_major: str = "mn",
+    **unknown: NoReturn,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """8-bit floats of x, and the scales by which they are x. (values, scales) for `scaled_matmul`.
 
@@ -82,6 +85,8 @@ def quantize(
     >>> values.float().tolist(), scales[0].tolist()
     ([[128.0, -448.0], [0.0, 0.0]], [0.0078125])
     """
+    if unknown:
+        refuse_unknown(quantize, tuple(unknown))
     if _is_traced():
         return _traced(x, recipe, dtype, power_of_two, scale_major)
     key: Key = ()
@@ -108,9 +113,11 @@ def quantize(
     return computed(x, asked, key)
 
 
+@sees_unknown
 def quantize_both(
-    x: torch.Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, power_of_two: bool = False, scale_major: str = "mn"
-) -> tuple[Pair, Pair]:
+    x: torch.Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, power_of_two: bool = False, scale_major: str = "mn",
+    **unknown: NoReturn,
+) -> tuple[Pair, Pair]:  # fmt: skip
     """quantize(x) and quantize(x.mT), by one kernel that reads x once.
 
     Both have a scale for each 1x128. A product that sums over x's last dimension reads the first pair, one that sums
@@ -128,6 +135,8 @@ def quantize_both(
     >>> values.float().tolist(), turned.float().tolist()
     ([[128.0, -448.0], [0.0, 448.0]], [[448.0, 0.0], [-448.0, 224.0]])
     """
+    if unknown:
+        refuse_unknown(quantize_both, tuple(unknown))
     if _is_traced():
         check_kinds({"x": x}, {})
         refuse(refusal("quantize", BLOCK, dtype, power_of_two, scale_major))

@@ -18,12 +18,13 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import check_distinct, check_inside
 from ..checks import NOT_RECORDED, copied, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
-from ..types import usual_type
+from ..types import of_mask, usual_type
 from .torch_rows import inside_rows, known_indices, scattered
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -127,8 +128,6 @@ def sums_of_product(
     assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
     check_lines(a, {**others, "add_rows": add_rows}, out, weighs)
     made = _weighed(product, a, b, others, weighs)
-    if made.is_floating_point() and made.itemsize == 1:
-        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
     first = _checked_result("add_rows", "added", made, out)
     found = added(first, add_rows, made, ordered)
     return found if out is None else out.copy_(found)
@@ -171,7 +170,7 @@ def placed_product(
 def check_lines(
     a: object, given: Mapping[str, object], out: torch.Tensor | None = None, weighs: bool = True
 ) -> None:  # fmt: skip
-    """Raise OperandError unless indices and weights are one for each row of the product.
+    """Raise OperandError unless indices and weights are one for each stored row.
 
     The product is not computed yet, so nothing is written.
 
@@ -185,7 +184,14 @@ def check_lines(
     layoutgemm.errors.OperandError: out_rows is torch.int64 of shape [1]: int32 or int64 of [2], a row for each row of \
 the product
     """
-    rows = given.get("rows")
+    epilogue, rows = given.get("epilogue"), given.get("rows")
+    for name in ("add_rows", "out_rows", "row_weights"):
+        if isinstance(epilogue, Epilogue) and not epilogue.stores_c and given.get(name) is not None:
+            refuse(f"{name} is of C's rows, and the epilogue stores no C (stores_c=False)")
+    kind = given.get("out_dtype")
+    if given.get("add_rows") is not None and isinstance(kind, torch.dtype) and kind.is_floating_point:
+        if kind.itemsize == 1:
+            refuse(f"add_rows: rows of {kind} are not added, as 8 bits are too coarse: say another out_dtype=")
     of, rank = (rows, 1) if isinstance(rows, torch.Tensor) else (a, 2)
     if not isinstance(of, torch.Tensor) or of.ndim != rank:
         return  # the product itself refuses them
@@ -199,7 +205,8 @@ the product
         if x.dtype not in ((torch.float32,) if weight else INTS) or tuple(x.shape) != of.shape[:1]:
             kinds, what = ("float32", "factor") if weight else ("int32 or int64", "row")
             said = f"{x.dtype} of shape {list(x.shape)}"
-            refuse(f"{name} is {said}: {kinds} of {[of.shape[0]]}, a {what} for each row of the product")
+            mask = "" if weight else of_mask(name, x.dtype)
+            refuse(f"{name} is {said}: {kinds} of {[of.shape[0]]}, a {what} for each row of the product{mask}")
         if weight or torch.compiler.is_dynamo_compiling() or (known := known_indices(x)) is None:
             continue
         check_inside(name, known, of.shape[0] if out is None else out.shape[0], "the result")

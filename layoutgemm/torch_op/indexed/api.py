@@ -10,7 +10,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispatcher
-from ..compiled.traced import refusal, refuse
+from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..prepared import config_text
 from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config, unswapped
@@ -111,6 +111,7 @@ def _traced(
     config: Sm90Config | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
+    check_kinds(dict(given.named), named(out=out))
     refuse(refusal("activation", activation))
     refuse(refusal("plain config", config))
     if out is not None and differentiated(*given.named.values(), out):

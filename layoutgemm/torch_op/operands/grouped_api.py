@@ -126,7 +126,7 @@ def _refusal_of_scales(b: object, options: Options) -> str:
         of = f"{type(scales).__qualname__}" + (f" of {len(scales)}" if isinstance(scales, (tuple, list)) else "")
         return f"scale_b is a {of}: with combine= a tuple of {len(b)}, the scales of each b"
     if options.get("epilogue") is not None:
-        return f"{_SCALED} torch combines these products, and an epilogue is a kernel's; compute it of the result"
+        return f"{_SCALED} torch combines these products, and an epilogue is a kernel's; a gate of one b takes it"
     if isinstance(options["activation"], str) and options["activation"] in GATES:
         return "activation and combine: the function of the products has the gate"
     return ""

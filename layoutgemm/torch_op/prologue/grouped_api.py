@@ -81,7 +81,7 @@ def with_function_applied(
     beside = {**options, **dict.fromkeys(("epilogue", *_OF_SCALES))}
     refuse(_refusal(a, first, prologue, values, beside, rows, traced))
     if traced:
-        said = "prologue beside combine=, epilogue= or scales: not under torch.compile"
+        said = "prologue beside combine=, a gate, epilogue= or scales: not under torch.compile"
         refuse(f"{said}; compute the function of a first")
     assert isinstance(prologue, Prologue)
     more: Options = {"copy_rows": None}

@@ -20,6 +20,7 @@ from ...kernels.run.operand_checks import check_operands
 from ..compiled.traced import CHECKS, check_kinds, refusal, refuse
 from ..indexed.torch_rows import gathered, known_indices, selected
 from ..scaled_grouped.grouped import INTS
+from ..types import of_mask
 from .operators import prologue_of
 
 Tensors = Mapping[str, torch.Tensor]
@@ -78,7 +79,7 @@ def _check(text: str, kind: torch.dtype, rank: int, rank_of_a: int, copy_rows: o
     if kind not in INTS or rank != 1 or rank_of_a != 2:
         raise OperandError(
             f"rows is {kind} of {rank} dimensions, and a has {rank_of_a}: with a prologue they are int32 or int64, a "
-            "vector, of a matrix"
+            f"vector, of a matrix{of_mask('rows', kind)}"
         )
     check_chosen(prologue_of(text))
 

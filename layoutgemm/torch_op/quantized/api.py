@@ -1,17 +1,19 @@
-"""layoutgemm.quantized_matmul: all checks, then a kernel or torch's dispatcher."""
+"""layoutgemm.quantized_matmul and quantized_grouped_matmul: all checks, then a kernel or torch's dispatcher."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from typing import cast as cast_as
 
 import torch
 
+from ...arguments import sees_unknown
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.config import Sm90Config
 from ..autograd.activation import by_autograd
 from ..bias_activation import by_torch
 from ..checks import (
@@ -31,15 +33,16 @@ from ..checks import (
 )
 from ..compiled.lowering import register
 from ..compiled.repeated_calls import RepeatedCalls
-from ..compiled.traced import refuse
+from ..compiled.traced import refuse, refuse_unknown
 from ..epilogue import arguments_beside, gate_of, refusal_of_epilogue
-from ..own_epilogue.formula import refusal_of_derivative
 from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded
+from ..prepared import config_text
 from ..reference import rounded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .epilogue_operator import traced
+from .experts import QuantizedExperts, check_experts, checked_experts
 from .kept import READY, Key, find, found_last, note_again
 from .launch import check_bias, flat, quantized_product
 from .operators import checked_call, derivable, facts_of, recorded_product
@@ -52,7 +55,7 @@ from .own_epilogue import (
     dispatched,
     in_place_of_operand,
 )
-from .weights import QuantizedWeight, check_kinds_of, check_product
+from .weights import QuantizedWeight, check_halves, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
@@ -81,6 +84,7 @@ def _found_first(product: F) -> F:
 
 
 @_found_first
+@sees_unknown
 def quantized_matmul(
     x: torch.Tensor,
     weight: QuantizedWeight,
@@ -93,6 +97,7 @@ def quantized_matmul(
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
     out: torch.Tensor | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
@@ -137,6 +142,8 @@ def quantized_matmul(
     >>> round(quantized_matmul(torch.ones(1, 128).bfloat16(), both, activation="swiglu").item(), 3)
     0.73
     """
+    if unknown:
+        refuse_unknown(quantized_matmul, tuple(unknown))
     if epilogue is not None or given is not None or out is not None:
         return _own(x, weight, OwnEpilogue(epilogue, given, out), scale_x, bias, activation, out_dtype, config)
     key: Key = ()
@@ -172,6 +179,74 @@ def quantized_matmul(
     return value.reshape(*x.shape[:-1], weight.n)
 
 
+@sees_unknown
+def quantized_grouped_matmul(
+    x: torch.Tensor,
+    weights: QuantizedExperts,
+    offsets: torch.Tensor,
+    *,
+    scale_x: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Sm90Config | None = None,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, object] | None = None,
+    out: torch.Tensor | None = None,
+    **unknown: NoReturn,
+) -> torch.Tensor:
+    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]), g the rows of e.
+
+    x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
+               that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without
+               float8, or on the CPU, where the products are computed in float64
+    weights    of all experts, on x's device
+    offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
+               below the one before it. On a GPU their values are read by the kernel alone, and not checked
+    scale_x    of a float8 x: float32, one for each row, (rows, 1) or (rows,), or one element
+    bias       float32, bfloat16 or float16, (experts, n), or (n,) for all
+    activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh; or "swiglu" and "geglu", as for `quantized_matmul`
+    out_dtype  default x's, or bfloat16 of a float8 x
+    config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
+    epilogue, given, out  as for `quantized_matmul`. Operands along n are (n,), or (experts, n): each group's own. Steps
+               that read are in the kernel. torch computes all steps of an epilogue that writes or reduces, on float32
+               sums: columns of groups are reduced to (experts, n)
+
+    An empty group costs nothing. Works under torch.compile, FakeTensor, autocast and in CUDA graphs. x and bias have
+    gradients, but for a float8 x; torch then adds the bias and computes the activation.
+
+    Raises OperandError, or TensorError for shapes, naming the operand.
+
+    >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
+    >>> eye = QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))
+    >>> two = QuantizedWeight.quantize(2 * torch.eye(2, 128), QuantizedFormat("int8"))
+    >>> x, both = torch.ones(3, 128).bfloat16(), QuantizedExperts.of([eye, two])
+    >>> quantized_grouped_matmul(x, both, torch.tensor([0, 1, 3]), bias=torch.tensor([[0.0, 1.0], [5.0, 0.0]])).tolist()
+    [[1.0, 2.0], [7.0, 2.0], [7.0, 2.0]]
+    >>> quantized_grouped_matmul(x, both, torch.tensor([0, 3, 3]), activation="swiglu").shape
+    torch.Size([3, 1])
+    """
+    if unknown:
+        refuse_unknown(quantized_grouped_matmul, tuple(unknown))
+    if epilogue is not None or given is not None or out is not None:
+        check_kinds_of(offsets=offsets)
+        own = OwnEpilogue(epilogue, given, out)
+        return _own(x, weights, own, scale_x, bias, activation, out_dtype, config, offsets)
+    if isinstance(x, torch.Tensor):
+        x = cast(x, autocast_type(x))
+    check_experts(x, weights, offsets, config)
+    check_kinds_of(scale_x=scale_x, bias=bias)
+    kind, gate = out_dtype, gate_of(activation)
+    if gate is not None:
+        check_halves(weights.n, gate)
+        kind = torch.float32
+    value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
+        x, weights.units, weights.scales, offsets, None if gate is not None else activation,
+        *facts_of(weights.format, weights.n, weights.k), kind, config_text(config), flat(scale_x, x), bias,
+    )  # fmt: skip
+    return value if gate is None else rounded(by_autograd(value, str(activation)), stored_as(x.dtype, out_dtype))
+
+
 def _gated(
     x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str, out_dtype: torch.dtype | None, config: PackedConfig | None,
@@ -182,15 +257,6 @@ def _gated(
     kind = stored_as(x.dtype, out_dtype)
     sums = quantized_matmul(x, weight, scale_x=scale_x, bias=bias, out_dtype=torch.float32, config=config)
     return rounded(by_autograd(sums, activation), kind)
-
-
-def check_halves(n: int, gate: str | None) -> None:
-    """Raise OperandError for a gate of an odd number of columns.
-
-    gate  its function, or None
-    """
-    if gate is not None and n % 2:
-        raise OperandError(f"n = {n}: a gate takes two halves of as many columns")
 
 
 def quantized_again(
@@ -205,11 +271,12 @@ def quantized_again(
 
 
 def _own(
-    x: torch.Tensor, weight: QuantizedWeight, own: OwnEpilogue, scale_x: torch.Tensor | None,
+    x: torch.Tensor, weight: QuantizedWeight | QuantizedExperts, own: OwnEpilogue, scale_x: torch.Tensor | None,
     bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
+    offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with an epilogue, or into a given tensor."""
-    gate, finish = gate_of(activation), (bias, activation)
+    """The product with an epilogue, or into a given tensor. `offsets`: of the groups that experts multiply."""
+    gate, asked = gate_of(activation), (own, scale_x, bias, activation, out_dtype, config, offsets)
     plain = own.epilogue is None and own.given is None
     if plain and (bias is not None or activation is not None):
         own, bias, activation = _with_finish(own, weight, bias, activation), None, None
@@ -220,10 +287,13 @@ def _own(
                 "a gate of packed weights under torch.compile takes no epilogue= and no out=: give the product alone"
             )
         steps = Epilogue() if own.epilogue is None and own.given is None else own.epilogue
-        return traced(x, weight, scale_x, steps, own.given, own.out, beside, out_dtype, config)
+        return traced(x, weight, scale_x, steps, own.given, own.out, beside, out_dtype, config, offsets)
     if isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
-    check_product(x, weight, config)
+    if offsets is None:
+        check_product(x, weight, config)
+    else:
+        check_experts(x, weight, offsets, config)
     check_kinds_of(scale_x=scale_x, out=own.out)
     check_matrix(x)
     check_halves(weight.n, gate)
@@ -231,23 +301,23 @@ def _own(
         if text := refusal_of_epilogue(own.epilogue, own.given, beside, gate is not None):
             raise OperandError(text)
     factors, facts = flat(scale_x, x), facts_of(weight.format, weight.n, weight.k)
-    call = checked_call(
-        x, weight.units, weight.scales, None, None, facts, out_dtype, packed_text(config), factors
-    )  # fmt: skip
+    rest = facts, out_dtype, packed_text(config), factors
+    if offsets is None:
+        call = checked_call(x, weight.units, weight.scales, None, None, *rest)
+    else:
+        call = checked_experts(x, weight.units, weight.scales, offsets, None, *rest)
     if in_place_of_operand(own):
         check_operands({"x": x}, {"out": own.out})
-        return copied(_own(x, weight, own._replace(out=None), scale_x, None, activation, out_dtype, config), own.out)
-    made = checked_product(call, x, weight, factors, own, gate)
+        return copied(_own(x, weight, asked[0]._replace(out=None), *asked[1:]), own.out)
+    made = checked_product(call, x, weight, factors, own, gate, offsets)
     tensors = *made.read.values(), *made.operands.written.values()
     sees, records = seen_and_recorded(tensors, own.out)
     if records:
         made.check_derivable()
     formula = PackedFormula(made, facts, packed_text(config))
-    if gate is not None:
-        if text := refusal_of_derivative(made.steps):
-            raise OperandError(f"epilogue behind a gate of packed weights, which torch computes: {text}")
-        if plain:  # the sums are float32, as without `out`
-            return copied(_gated(x, weight, scale_x, finish[0], str(finish[1]), out_dtype, config), own.out)
+    if plain and gate is not None:  # the sums are float32, as without `out`
+        return copied(_plain_gate(x, weight, *asked[1:]), own.out)
+    if made.is_formula:
         return copied(formula_alone(formula), own.out)
     if records:
         if derived_by_transform() or any(has_tangent(t) for t in tensors):
@@ -257,12 +327,26 @@ def _own(
     return copied(dispatched(made, facts, packed_text(config)), own.out) if sees else computed(made, own.out)
 
 
+def _plain_gate(
+    x: torch.Tensor, weight: QuantizedWeight | QuantizedExperts, scale_x: torch.Tensor | None,
+    bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
+    offsets: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """The gate of a checked product, without an epilogue."""
+    if isinstance(weight, QuantizedWeight):
+        return _gated(x, weight, scale_x, bias, str(activation), out_dtype, config)
+    assert offsets is not None and (config is None or isinstance(config, Sm90Config))
+    return quantized_grouped_matmul(
+        x, weight, offsets, scale_x=scale_x, bias=bias, activation=activation, out_dtype=out_dtype, config=config
+    )
+
+
 def _with_finish(
-    own: OwnEpilogue, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None
+    own: OwnEpilogue, weight: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None, activation: str | None
 ) -> OwnEpilogue:  # fmt: skip
     """A bias and an activation as steps."""
     check_kinds_of(bias=bias)
-    check_bias(bias, weight.n)
+    check_bias(bias, weight.n, weight.experts if isinstance(weight, QuantizedExperts) else 0)
     check_activation(activation)
     steps: list[Step] = [] if bias is None else [Bias("n", C_NAMES[bias.dtype])]
     gated = gate_of(activation) is not None

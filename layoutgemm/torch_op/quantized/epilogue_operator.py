@@ -18,8 +18,9 @@ from ..compiled.traced import named, refusal, refuse
 from ..operators import VmapInfo, one_after_another, operator_of
 from ..own_epilogue.api import traced_operands
 from ..own_epilogue.operators import check_mapped, epilogue_of_text, operands_of, with_symbols
-from ..own_epilogue.recorded import recorded
+from ..own_epilogue.recorded import derivable, recorded
 from .configs import PackedConfig, packed_text
+from .experts import QuantizedExperts, checked_experts
 from .launch import flat
 from .operators import checked_call, facts_of, format_of
 from .own_epilogue import OwnEpilogue, PackedFormula, checked_product, computed
@@ -32,13 +33,19 @@ def _call(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, scale_x: torch.Tensor | None,
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
-    config: str = "",
+    config: str = "", offsets: torch.Tensor | None = None,
 ) -> tuple[PackedFormula, Sequence[int]]:  # fmt: skip
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
     facts = code, group, zeros, n, k
-    call = checked_call(x, units, scales, None, None, facts, out_dtype, config, scale_x)
-    weight = QuantizedWeight(format_of(code, group, zeros), units, scales, n, k, packed_for(x.dtype) or x.dtype)
-    made = checked_product(call, x, weight, scale_x, OwnEpilogue(steps, every, None))
+    packed = format_of(code, group, zeros), units, scales, n, k, packed_for(x.dtype) or x.dtype
+    weight: QuantizedWeight | QuantizedExperts
+    if offsets is None:
+        call = checked_call(x, units, scales, None, None, facts, out_dtype, config, scale_x)
+        weight = QuantizedWeight(*packed)
+    else:
+        call = checked_experts(x, units, scales, offsets, None, facts, out_dtype, config, scale_x)
+        weight = QuantizedExperts(*packed)
+    made = checked_product(call, x, weight, scale_x, OwnEpilogue(steps, every, None), None, offsets)
     return PackedFormula(made, facts, config), wholes
 
 
@@ -58,7 +65,7 @@ def _mapped(info: VmapInfo, in_dims: Sequence[Any], *arguments: object) -> tuple
 operator_of(
     _NAME,
     _call,
-    lambda of, _: computed(of.made).contiguous(),
+    lambda of, _: (derivable(of) if of.made.is_formula else computed(of.made)).contiguous(),
     lambda of, _: of.made.x.new_empty(of.made.shape if of.epilogue.stores_c else (0,), dtype=of.made.call.kind),
     _recorded,
     _mapped,
@@ -68,18 +75,18 @@ operator_of(
 
 
 def traced(
-    x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, epilogue: Epilogue | None,
-    given: Mapping[str, object] | None, out: torch.Tensor | None, beside: list[str], out_dtype: torch.dtype | None,
-    config: PackedConfig | None,
+    x: torch.Tensor, weight: QuantizedWeight | QuantizedExperts, scale_x: torch.Tensor | None,
+    epilogue: Epilogue | None, given: Mapping[str, object] | None, out: torch.Tensor | None, beside: list[str],
+    out_dtype: torch.dtype | None, config: PackedConfig | None, offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product under torch.compile, whose tracer meets no exception of ours."""
-    read = {"x": x, **named(scale_x=scale_x)}
+    read = {"x": x, **named(scale_x=scale_x, offsets=offsets)}
     text, lists = traced_operands(epilogue, given, beside, read, out)
     if differentiated(x, scale_x, out, *lists[0], *lists[1]):  # type: ignore[arg-type]  # tensors, by the checks
         refuse(NOT_RECORDED if out is not None else refusal("derivative", text, torch.bfloat16, out_dtype))
     x = cast(x, autocast_type(x))
     value: torch.Tensor = torch.ops.layoutgemm.quantized_epilogue_matmul(
         x, weight.units, weight.scales, flat(scale_x, x), *lists, text, *facts_of(weight.format, weight.n, weight.k),
-        out_dtype, packed_text(config),
+        out_dtype, packed_text(config), offsets,
     )  # fmt: skip
     return copied(value, out)

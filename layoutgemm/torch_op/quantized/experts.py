@@ -1,4 +1,4 @@
-"""layoutgemm.quantized_grouped_matmul: rows in groups, times packed weights.
+"""Rows in groups, times packed weights of several experts: the operator quantized_grouped_matmul.
 
 Each group has its own expert's weights, all in one launch.
 
@@ -20,42 +20,43 @@ from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.ragged import Ragged
 from ...kernels.run.capture import first_call
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
-from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import SMS, experts_config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
-from ..checks import autocast_type, cast, check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
+from ..checks import check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
-from ..prepared import alignment_of, config_text, gpu, on_gpu, target
+from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.api import grouped_matmul
 from ..scaled_grouped.grouped import OFFSETS, check_values
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
 from .launch import (
+    BIAS,
     HOPPER,
     QuantizedCall,
     arguments_of,
+    check_bias,
     check_target,
     epilogue_of,
-    flat,
     in_place,
     mma_arguments_of,
     readable,
     scale_recipe,
 )
-from .operators import Facts, check_gateless, check_rows, facts_of, format_of
-from .weights import QuantizedWeight, check_kinds_of, dense_of, multiplied, packed_for, unlike
+from .operators import Facts, check_gateless, check_rows, format_of
+from .weights import QuantizedWeight, dense_of, multiplied, packed_for, unlike
 
 _WAY_OUT = "x of 16 bits has one; give its detach()"
 INDEX = {torch.int32: "i32", torch.int64: "i64"}
@@ -123,51 +124,6 @@ class QuantizedExperts:
         return replace(self, units=self.units.to(device), scales=scales)
 
 
-def quantized_grouped_matmul(
-    x: torch.Tensor,
-    weights: QuantizedExperts,
-    offsets: torch.Tensor,
-    *,
-    scale_x: torch.Tensor | None = None,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: Sm90Config | None = None,
-) -> torch.Tensor:
-    """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e, g its rows.
-
-    x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
-               that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without
-               float8, or on the CPU, where the products are computed in float64
-    weights    of all experts, on x's device
-    offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
-               below the one before it. On a GPU their values are read by the kernel alone, and not checked
-    scale_x    of a float8 x: float32, one for each row, (rows, 1) or (rows,), or one element
-    activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
-    out_dtype  default x's, or bfloat16 of a float8 x
-    config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
-
-    An empty group costs nothing. Works under torch.compile, FakeTensor, autocast and in CUDA graphs. x has a gradient,
-    but for a float8 x; torch then computes the activation.
-
-    Raises OperandError, or TensorError for shapes, naming the operand.
-
-    >>> eye = QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))
-    >>> two = QuantizedWeight.quantize(2 * torch.eye(2, 128), QuantizedFormat("int8"))
-    >>> x = torch.ones(3, 128).bfloat16()
-    >>> quantized_grouped_matmul(x, QuantizedExperts.of([eye, two]), torch.tensor([0, 1, 3])).tolist()
-    [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
-    """
-    if isinstance(x, torch.Tensor):
-        x = cast(x, autocast_type(x))
-    check_experts(x, weights, offsets, config)
-    check_kinds_of(scale_x=scale_x)
-    facts = facts_of(weights.format, weights.n, weights.k)
-    value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
-        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config), flat(scale_x, x)
-    )
-    return value
-
-
 def check_experts(x: object, weights: object, offsets: object, config: object) -> None:
     """Raise OperandError for what `quantized_grouped_matmul` does not multiply."""
     if not isinstance(weights, QuantizedExperts):
@@ -186,9 +142,11 @@ def check_experts(x: object, weights: object, offsets: object, config: object) -
 def checked_experts(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     facts: Facts, out_dtype: torch.dtype | None, config: str, scale_x: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
 ) -> QuantizedCall:  # fmt: skip
     """The checked product. Raises OperandError or TensorError, naming the operand."""
-    check_operands({"x": x, "units": units, "offsets": offsets, **named(scales=scales, scale_x=scale_x)})
+    others = named(scales=scales, scale_x=scale_x, bias=bias)
+    check_operands({"x": x, "units": units, "offsets": offsets, **others})
     check_device(x)
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
     weights = QuantizedExperts(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
@@ -200,6 +158,7 @@ def checked_experts(
     if addressed(offsets) and offsets.device.type == "cpu":
         check_values(offsets.tolist(), OFFSETS, x, units[..., 0], "x")
     check_gateless(activation)
+    check_bias(bias, n, weights.experts)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config), scale)
 
@@ -207,11 +166,11 @@ def checked_experts(
 def _call(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
-    scale_x: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> tuple[object, ...]:  # fmt: skip
     facts = code, group, zeros, n, k
-    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x)
-    return call, x, units, scales, offsets, scale_x
+    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x, bias)
+    return call, x, units, scales, offsets, scale_x, bias
 
 
 operator_of(
@@ -251,18 +210,50 @@ class _ExpertsProduct(torch.autograd.Function):
 def _recorded(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
-    scale_x: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product as autograd records it; torch computes the activation."""
     derived = {"x": x} if x.dtype.itemsize == 1 or has_tangent(x) else {}
     refuse_derivatives({**derived, "scales": scales, "scale_x": scale_x}, _WAY_OUT)
+    if bias is not None and has_tangent(bias):
+        refuse_derivatives({"bias": bias}, _WAY_OUT)
     if derived_by_func():
         raise OperandError("x is differentiated by torch.func, and quantized_grouped_matmul by backward() alone")
     facts = code, group, zeros, n, k
-    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x)
-    kind = call.kind if activation is None else torch.float32
-    value: torch.Tensor = _ExpertsProduct.apply(x, units, scales, offsets, facts, kind, config)
-    return value if activation is None else by_torch(value, None, activation, call.kind)
+    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x, bias)
+    finishes = bias is not None or activation is not None
+    kind = torch.float32 if finishes else call.kind
+    value = derivable_experts(x, units, scales, offsets, facts, kind, config, scale_x)
+    return by_torch(value, of_rows(bias, offsets, x.shape[0]), activation, call.kind) if finishes else value
+
+
+def derivable_experts(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, facts: Facts,
+    kind: torch.dtype, config: str, scale_x: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product alone, with the gradient of an x of 16 bits."""
+    if x.dtype.itemsize == 1:
+        value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
+            x, units, scales, offsets, None, *facts, kind, config, scale_x
+        )
+    else:
+        value = _ExpertsProduct.apply(x, units, scales, offsets, facts, kind, config)
+    return value
+
+
+def of_rows(bias: torch.Tensor | None, offsets: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """A bias as it is added to rows: a line of each, or one.
+
+    >>> of_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 3]), 3).tolist()
+    [[1.0], [2.0], [2.0]]
+    """
+    return bias if bias is None or bias.ndim == 1 else bias[experts_of_rows(offsets, rows)]
+
+
+def experts_of_rows(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+    """The expert of each row."""
+    line = torch.arange(rows, device=offsets.device)
+    return torch.searchsorted(offsets[1:].long(), line, right=True).clamp(max=offsets.shape[0] - 2)
 
 
 with_autograd("quantized_grouped_matmul", _recorded)
@@ -273,69 +264,89 @@ with_autograd("quantized_grouped_matmul", _recorded)
 
 def experts_product(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
-    scale_x: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(scale_x[g] * x[g] @ weights[e].T) of x (rows, k): a checked call."""
+    """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]): a checked call."""
     rows, n = x.shape[0], call.size[0]
     if not on_gpu(x.get_device()):
         if call.config is not None and rows:
             experts_plan(call, units.shape[0], rows, NAMES[x.dtype], INDEX[offsets.dtype])  # refused as on an H200
-        return _on_cpu(call, x, units, scales, offsets, scale_x)
+        return _on_cpu(call, x, units, scales, offsets, scale_x, bias)
     check_target(call, x)
     c = torch.empty((rows, n), dtype=call.kind, device=x.device)
     if rows == 0:
         return c
     lines, ends = readable(resolved(x)), offsets.contiguous()
-    key = (call, units.shape[0], rows, lines.stride(0), x.dtype, offsets.dtype, x.get_device())
+    added = None if bias is None else (bias.dtype, bias.ndim > 1)
+    key = (call, units.shape[0], rows, lines.stride(0), x.dtype, offsets.dtype, added, x.get_device())
     with torch.cuda.device(x.device):
         direct = _prepared(*key)
-        vectors = [v for v in (scales, None if scale_x is None else in_place(scale_x)) if v is not None]
+        vectors = [scales, *[None if v is None else in_place(v) for v in (scale_x, bias)]]
+        vectors = [v for v in vectors if v is not None]  # in the order of the epilogue's steps
         direct.launch([t.data_ptr() for t in (units, lines, c, *vectors, ends)], raw_stream(x.get_device()))
     return c
 
 
 def _on_cpu(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
+    scale_x: torch.Tensor | None, bias: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    added = None if bias is None else of_rows(resolved(bias.detach()), offsets, x.shape[0])
+    return by_torch(experts_sums(call, x, units, scales, offsets, scale_x), added, call.activation, call.kind)
+
+
+def experts_sums(
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
     scale_x: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    found = torch.empty((x.shape[0], call.size[0]), dtype=call.kind)
-    factors = torch.ones(1, dtype=torch.float32) if scale_x is None else resolved(scale_x)
-    factors = factors.double().reshape(-1, 1).expand(x.shape[0], 1)
+    """The sums of a checked call on the CPU, with all scales, in float64."""
+    found = torch.zeros((x.shape[0], call.size[0]), dtype=torch.float64)
     for e, (start, end) in enumerate(pairwise(offsets.tolist())):
         if start == end:
             continue
         wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)
         dense = multiplied(call.format, wide, x.dtype).double()
-        sums = resolved(x[start:end]).double() @ dense.T * factors[start:end]
-        found[start:end] = by_torch(sums, None, call.activation, call.kind)
-    return found
+        found[start:end] = resolved(x[start:end].detach()).double() @ dense.T
+    return found if scale_x is None else found * resolved(scale_x.detach()).double().reshape(-1, 1)
 
 
 @lru_cache(maxsize=4096)
 @first_call()
 def _prepared(
-    call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype, device: int
-) -> DirectLaunch:
+    call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype,
+    bias: tuple[torch.dtype, bool] | None, device: int,
+) -> DirectLaunch:  # fmt: skip
     """The launch of a product for x of such lines.
 
-    It takes addresses: weights, x, C, the scales of columns, of x, the offsets.
+    bias  its type, and whether each expert has its own; or None
+
+    It takes addresses: weights, x, C, the scales of columns, of x, the bias, the offsets.
     """
-    places = gpu(device)[0]
-    plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets], places.multiprocessors, *target(device))
+    places, added = gpu(device)[0], None if bias is None else C_NAMES[bias[0]]
+    plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets], places.multiprocessors, *target(device), added)
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), call.size[1])
+    of_all = () if bias is None or bias[1] else (BIAS,)
     if isinstance(plan, Sm80Plan):
-        return DirectLaunch(compile_plan(plan), *mma_arguments_of(plan, pitch), device, plan)
-    return DirectLaunch(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
+        return DirectLaunch(compile_plan(plan), *mma_arguments_of(plan, pitch, of_all), device, plan)
+    numbers, at = arguments_of(plan, pitch, places.resident(1), of_all=of_all)
+    return DirectLaunch(compile_plan(plan), numbers, at, device, plan)
+
+
+def forget() -> None:
+    """Drop every prepared product; what was compiled stays."""
+    _prepared.cache_clear()
 
 
 @lru_cache(maxsize=1024)
 def experts_plan(
     call: QuantizedCall, experts: int, rows: int, x: str, offsets: str, sms: int = SMS, code: str = HOPPER,
-    shared: int = 0,
+    shared: int = 0, bias: str | None = None, steps: Epilogue | None = None,
 ) -> Sm80Plan | Sm90Plan:  # fmt: skip
     """The plan of a product of that many rows, all groups together.
 
     sms, code, shared  the GPU's multiprocessors, its target, and bytes of shared memory that a block may have
+    bias   its type, or None
+    steps  an epilogue of (rows, n) in place of bias and activation, scales and all
     """
     if isinstance(call.config, StreamedConfig):
         raise OperandError(f"config = {call.config}: groups of rows are not streamed; an Sm90Config, or None to choose")
@@ -348,9 +359,10 @@ def experts_plan(
         return Sm80Plan.derive(
             rows, n, k, arch=code, batch=experts, a=x, c=kind, weights=call.format, experts=groups,
             config=replace(config, align=(VECTOR_BYTES, VECTOR_BYTES, alignment_of(n * dtype(kind).bytes))),
-            epilogue=epilogue_of(call.format, None, call.activation, axis="n") or None,
+            epilogue=(epilogue_of(call.format, bias, call.activation, axis="n") if steps is None else steps) or None,
         )  # fmt: skip
-    (n, k), epilogue = call.size, epilogue_of(call.format, None, call.activation, call.scale)
+    (n, k), epilogue = call.size, epilogue_of(call.format, bias, call.activation, call.scale)
+    epilogue = epilogue if steps is None else steps.transposed()
     return Sm90Plan.derive(
         n, rows, k, batch=experts, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col",
         config=call.config or experts_config(rows, experts, become), weights=call.format,

@@ -12,7 +12,8 @@ from ...kernels.plan import GemmPlan, present
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.streamed.plan import StreamedPlan
-from ..explanation import Explanation
+from ..epilogue import gate_of
+from ..explanation import Explanation, gated_after
 from ..prepared import gpu, target
 from ..tuned_store import MEASURED
 from ..types import C_NAMES, NAMES
@@ -32,7 +33,7 @@ from .launch import (
     unreadable,
 )
 from .operators import checked_call, facts_of
-from .weights import QuantizedWeight, check_product
+from .weights import QuantizedWeight, check_halves, check_product
 
 
 def explain_quantized(
@@ -79,15 +80,15 @@ def explain_quantized(
 
 def explain_experts(
     x: torch.Tensor, weights: QuantizedExperts, offsets: torch.Tensor | None, scale_x: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, config: PackedConfig | None = None,
-    untaken: Mapping[str, object] | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    config: PackedConfig | None = None, untaken: Mapping[str, object] | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `quantized_grouped_matmul` takes for these tensors. Raises as that does; see `explain_quantized`."""
     refuse_untaken(untaken, "QuantizedExperts")
     check_experts(x, weights, offsets, config)
     factors, facts = flat(scale_x, x), facts_of(weights.format, weights.n, weights.k)
     given = x, weights.units, weights.scales, present(offsets)
-    call = checked_experts(*given, activation, facts, out_dtype, packed_text(config), factors)
+    call = checked_experts(*given, activation, facts, out_dtype, packed_text(config), factors, bias)
     rows, count = x.shape[0], weights.experts
     if rows == 0:
         return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
@@ -95,8 +96,9 @@ def explain_experts(
         check_target(call, x)
     index = x.get_device()
     on = gpu(index)[0].multiprocessors, *target(index)
-    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype], *on)
-    copies = unreadable(x), spaced("scale_x", factors), spaced("offsets", offsets)
+    added = None if bias is None else C_NAMES[bias.dtype]
+    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype], *on, added)
+    copies = unreadable(x), spaced("scale_x", factors), spaced("bias", bias), spaced("offsets", offsets)
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies if rule])
     why = "the configuration that was given" if config is not None else (
         f"{rows} rows of {count} experts: tiles of {plan.tile[isinstance(plan, Sm90Plan)]} rows, half as many again as "
@@ -106,17 +108,28 @@ def explain_experts(
 
 
 def explain_packed(
-    x: object, weights: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None, offsets: torch.Tensor | None,
-    rest: tuple[torch.Tensor | None, str | None, torch.dtype | None, Any], untaken: Mapping[str, object],
+    x: torch.Tensor, weights: QuantizedWeight | QuantizedExperts, bias: torch.Tensor | None,
+    offsets: torch.Tensor | None, rest: tuple[torch.Tensor | None, str | None, torch.dtype | None, Any],
+    untaken: Mapping[str, object],
 ) -> Explanation:  # fmt: skip
     """`explain_quantized` or `explain_experts`.
 
     rest  scale_x, activation, out_dtype and config
     """
     scale_x, activation, out_dtype, config = rest
+    gate = gate_of(activation)
+    if gate is not None:
+        check_halves(weights.n, gate)
+        activation, out_dtype = None, torch.float32
+    options = bias, activation, out_dtype, config
     if isinstance(weights, QuantizedExperts):
-        return explain_experts(x, weights, offsets, *rest, {**untaken, "bias": bias})
-    return explain_quantized(x, weights, scale_x, bias, activation, out_dtype, config, {**untaken, "offsets": offsets})
+        found = explain_experts(x, weights, offsets, scale_x, *options, untaken)
+    else:
+        found = explain_quantized(x, weights, scale_x, *options, {**untaken, "offsets": offsets})
+    if gate is None or found.launches == 0:
+        return found
+    why = "different CTAs of packed weights have the features of a gate's two halves"
+    return gated_after(found, why, (*x.shape[:-1], weights.n // 2))
 
 
 def refuse_untaken(untaken: Mapping[str, object] | None, what: str) -> None:

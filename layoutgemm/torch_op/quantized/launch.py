@@ -48,6 +48,7 @@ from .kept import Key, Part, keep, launch_part
 from .weights import dense_of, multiplied
 
 SCALE_X = "scale_x"  # the epilogue's operand
+BIAS = "bias"  # likewise
 HOPPER = "sm_90a"
 ORDERS = ("row", "col", "row")  # of x, the weights and the result, by which a tuned product is kept
 _VECTOR = 16  # bytes: alignment of lines that TMA reads, and of vectors that cp.async copies
@@ -247,7 +248,7 @@ def forget() -> None:
 
 
 def arguments_of(
-    plan: Sm90Plan | StreamedPlan, pitch: int, workers: int, columns: int = 0
+    plan: Sm90Plan | StreamedPlan, pitch: int, workers: int, columns: int = 0, of_all: Sequence[str] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The launch's arguments with zeros for addresses, and their places.
 
@@ -255,9 +256,11 @@ def arguments_of(
 
     pitch    elements from row to row of x
     columns  of C, where the plan is of a part of them
+    of_all   vectors that all experts have in common
     """
     names = [given.name for given in plan.epilogue.given]
-    own = {name: plan.m if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's: of rows
+    common = {SCALE_X, *of_all}  # x's scales are of rows
+    own = {name: plan.m if plan.batch > 1 and name not in common else 0 for name in names}
     words = words_of(plan.epilogue, {name: PlacedOperand(0, 0, step) for name, step in own.items()})
     sizes = sizes_of(plan, pitch, workers, columns)
     experts = plan.experts if isinstance(plan, Sm90Plan) else None
@@ -354,13 +357,13 @@ def sizes_by_rows(plan: Sm80Plan, pitch: int) -> tuple[int, ...]:
     return (plan.m, plan.n, plan.k, plan.batch, pitch, plan.k, plan.n, 0, 0, 0, 1)
 
 
-def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def mma_arguments_of(plan: Sm80Plan, pitch: int, of_all: Sequence[str] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The same as `arguments_of`, of the kernel by mma.sync.
 
     The last place is that of the parts' sums, where K is split, or of the experts' offsets.
     """
-    own = plan.n if plan.batch > 1 else 0  # of each expert
-    words = words_of(plan.epilogue, {given.name: PlacedOperand(0, 0, own) for given in plan.epilogue.given})
+    own = {given.name: plan.n if plan.batch > 1 and given.name not in of_all else 0 for given in plan.epilogue.given}
+    words = words_of(plan.epilogue, {name: PlacedOperand(0, 0, step) for name, step in own.items()})
     sizes = sizes_by_rows(plan, pitch)
     names = [given.name for given in plan.epilogue.given] + [SPLIT_SUMS] * (plan.split is not None)
     names += [] if plan.experts is None else [plan.experts.name]
@@ -388,10 +391,12 @@ def epilogue_of(
     return fmt.epilogue(*steps, axis=axis)
 
 
-def check_bias(bias: torch.Tensor | None, n: int) -> None:
-    """Raise OperandError for a bias that no kernel reads."""
-    if bias is not None and (bias.dtype not in READ or tuple(bias.shape) != (n,)):
-        raise OperandError(f"bias is {bias.dtype} of shape {list(bias.shape)}: float32, bfloat16 or float16 of [{n}]")
+def check_bias(bias: torch.Tensor | None, n: int, experts: int = 0) -> None:
+    """Raise OperandError for a bias that no kernel reads. `experts` may each have one."""
+    shapes = [(n,), (experts, n)][: 2 if experts else 1]
+    if bias is not None and (bias.dtype not in READ or tuple(bias.shape) not in shapes):
+        fits = " or ".join(str(list(shape)) for shape in shapes)
+        raise OperandError(f"bias is {bias.dtype} of shape {list(bias.shape)}: float32, bfloat16 or float16 of {fits}")
 
 
 def scale_recipe(scale_x: torch.Tensor | None, rows: int, x: torch.dtype) -> str:

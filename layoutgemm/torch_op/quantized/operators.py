@@ -7,7 +7,7 @@ x is (rows, k); `group` is 0 where a column has one scale; scale_x is (rows,), o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def checked_call(
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
     QuantizedWeight(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
     check_rows(x, n, k)
-    check_gateless(activation, GATES)
+    check_gateless(activation)
     check_bias(bias, n)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return quantized_call(facts, activation, stored_as(x.dtype, out_dtype), config, scale)
@@ -68,18 +68,14 @@ def check_rows(x: torch.Tensor, n: int, k: int) -> None:
         raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
 
 
-def check_gateless(activation: str | None, gates: Iterable[str] = ()) -> None:
-    """Raise OperandError for an unknown activation, or a gate.
-
-    gates  that the caller computes itself, and that a message names
-    """
+def check_gateless(activation: str | None) -> None:
+    """Raise OperandError for an unknown activation, or a gate, which the functions compute themselves."""
     if isinstance(activation, str) and activation in GATES:
         raise OperandError(
             f"activation {shown(activation)}: a kernel of packed weights has no gate, since different CTAs store the "
-            "features of its two halves. quantized_matmul gates float32 sums; of experts out_dtype=torch.float32 and "
-            ".chunk(2, -1) give both halves"
+            "features of its two halves. layoutgemm.quantized_matmul and quantized_grouped_matmul gate float32 sums"
         )
-    check_activation(activation, gates)
+    check_activation(activation)
 
 
 @functools.lru_cache(1024)

@@ -1,6 +1,13 @@
-"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=.
+"""Products with packed weights and an epilogue of the caller's own: epilogue=, given=, out=.
 
 x of 16 bits and the epilogue's operands have gradients, by the formula of `own_epilogue.recorded`.
+
+weights          steps                  computed by
+---------------  ---------------------  --------------------------------------------------------------
+one matrix       all                    the kernel
+of experts       that read              the kernel, by the group that a row of C is in
+of experts       that write or reduce   torch on the kernel's float32 sums: a tile reaches into the next group
+either           behind a gate          torch, likewise
 
 Steps, and the shapes of their operands, are those of the product (rows, n). A kernel of the transposed product takes
 the transposed steps. Scales of columns and of x come before them.
@@ -11,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -43,13 +51,14 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import DirectLaunch, mark_written, raw_stream, workspace_on
-from ..own_epilogue.derivatives import refusal_of_derivatives
-from ..own_epilogue.formula import StepResults, steps_by_torch
+from ..own_epilogue.formula import RowGroups, StepResults, refusal_of_derivative, steps_by_torch
 from ..own_epilogue.names import OperandNames
+from ..own_epilogue.recorded import derivable as derived_alone
 from ..prepared import gpu, on_gpu, target
-from ..scaled_grouped.epilogue_gradients import ProductFormula
+from ..scaled_grouped.epilogue_gradients import ProductFormula, check_derivable
 from ..scaled_grouped.recipes import TENSOR
 from ..types import C_NAMES, NAMES
+from .experts import INDEX, QuantizedExperts, derivable_experts, experts_of_rows, experts_plan, experts_sums
 from .launch import (
     HOPPER,
     SCALE_X,
@@ -66,7 +75,6 @@ from .launch import (
 from .operators import Facts, derivable
 from .weights import QuantizedWeight, dense_of, multiplied
 
-BF16 = torch.bfloat16
 _FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the sizes, then the epilogue's words
 
 
@@ -81,7 +89,8 @@ class OwnEpilogue(NamedTuple):
 class CheckedPacked(NamedTuple):
     """A product whose operands and epilogue have been checked.
 
-    gate  the function of a gate in front of the epilogue, or None
+    gate     the function of a gate in front of the epilogue, or None
+    offsets  of the groups of rows that experts multiply, or None
     """
 
     call: QuantizedCall
@@ -92,11 +101,24 @@ class CheckedPacked(NamedTuple):
     steps: Epilogue
     operands: GivenOperands
     gate: str | None = None
+    offsets: torch.Tensor | None = None
+
+    @property
+    def experts(self) -> int:
+        """Experts; 0 of a product without groups."""
+        return 0 if self.offsets is None else int(self.units.shape[0])
+
+    @property
+    def is_formula(self) -> bool:
+        """True if torch computes the steps, on float32 sums."""
+        return self.gate is not None or bool(self.experts and (self.steps.writes or self.steps.reductions))
 
     @property
     def factors(self) -> dict[str, torch.Tensor]:
-        """x, the packed weights and their scales, by name."""
-        own = {"x": self.x, "units": self.units, "scales": self.scales, "scale_x": self.scale_x}
+        """x, the packed weights, their scales and the offsets, by name."""
+        own = {
+            "x": self.x, "units": self.units, "scales": self.scales, "scale_x": self.scale_x, "offsets": self.offsets,
+        }  # fmt: skip
         return {name: t for name, t in own.items() if t is not None}
 
     @property
@@ -115,8 +137,13 @@ class CheckedPacked(NamedTuple):
 
     def check_derivable(self) -> None:
         """Raise TensorError for a product whose derivative is recorded, and which has none."""
-        if text := refusal_of_derivatives(self.steps, BF16, self.call.kind):  # a float8 x requires no grad
-            raise TensorError(text)
+        check_derivable(self.steps, self.call.kind, {}, self.experts > 0)  # a float8 x requires no grad
+
+    def check_formula(self) -> None:
+        """Raise OperandError for steps that torch does not compute, where it would."""
+        if self.is_formula and (text := refusal_of_derivative(self.steps)):
+            what = "epilogue of groups that writes" if self.gate is None else "epilogue behind a gate of packed weights"
+            raise OperandError(f"{what}, which torch computes: {text}")
 
 
 @dataclass(frozen=True)
@@ -133,44 +160,63 @@ class PackedFormula(ProductFormula[CheckedPacked]):
     def launched(self) -> torch.Tensor:
         """The product by a kernel, into the operands that it has."""
         made = self.made
+        if made.is_formula:
+            return derived_alone(self)
         if not needs_dispatcher(*made.factors.values(), *made.operands.tensors.values()):
             return computed(made)
         return dispatched(made, self.facts, self.config)
 
     def formula(self) -> StepResults:
         """Float32 sums with derivatives by x, and the steps by torch."""
-        made = self.made
-        sums = derivable(made.x, made.units, made.scales, None, None, self.facts, torch.float32, "", made.scale_x)
-        return steps_by_torch(self.epilogue, sums, self.every, made.call.kind, made.gate)
+        made, rows = self.made, None
+        if made.offsets is None:
+            sums = derivable(made.x, made.units, made.scales, None, None, self.facts, torch.float32, "", made.scale_x)
+        else:
+            operands = made.x, made.units, made.scales, made.offsets
+            sums = derivable_experts(*operands, self.facts, torch.float32, "", made.scale_x)
+            rows = RowGroups(None, experts_of_rows(made.offsets, made.x.shape[0]), made.experts)
+        return steps_by_torch(self.epilogue, sums, self.every, made.call.kind, made.gate, rows=rows)
 
 
 def dispatched(made: CheckedPacked, facts: Facts, config: str) -> torch.Tensor:
     """The product that torch's dispatcher sees, of operands that have been checked; `config` is text."""
     lists = OperandNames.of(made.steps).lists(made.operands.every)
     value: torch.Tensor = torch.ops.layoutgemm.quantized_epilogue_matmul(
-        made.x, made.units, made.scales, made.scale_x, *lists, made.steps.json, *facts, made.call.kind, config
+        made.x,
+        made.units,
+        made.scales,
+        made.scale_x,
+        *lists,
+        made.steps.json,
+        *facts,
+        made.call.kind,
+        config,
+        made.offsets,
     )
     return value
 
 
 def checked_product(
-    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue,
-    gate: str | None = None,
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight | QuantizedExperts, scale_x: torch.Tensor | None,
+    own: OwnEpilogue, gate: str | None = None, offsets: torch.Tensor | None = None,
 ) -> CheckedPacked:  # fmt: skip
     """The product of a checked call with its epilogue.
 
-    gate  the function of a gate in front of it, or None
+    gate     the function of a gate in front of it, or None
+    offsets  of experts' groups, or None
 
     Raises OperandError or TensorError, naming the operand.
     """
     steps, operands = _operands(own, gate is not None)
-    if taken := [name for name in (COLUMN_SCALE, SCALE_X, SPLIT_SUMS) if name in operands.every]:
+    own_names = COLUMN_SCALE, SCALE_X, SPLIT_SUMS, *["offsets"] * (offsets is not None)
+    if taken := [name for name in own_names if name in operands.every]:
         raise OperandError(f"{taken[0]} names what packed weights have themselves: give the step another name")
-    made, out = CheckedPacked(call, x, weight.units, weight.scales, scale_x, steps, operands, gate), own.out
+    made, out = CheckedPacked(call, x, weight.units, weight.scales, scale_x, steps, operands, gate, offsets), own.out
     shape = made.shape
     check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
-    check_result(steps, operands.every, call.kind, shape, out)
+    check_result(steps, operands.every, call.kind, shape, out, made.experts)
+    made.check_formula()
     if out is not None:
         check_out(out, shape, call.kind, made.read)
     return made
@@ -190,7 +236,8 @@ def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tens
             reduce_nothing(steps, every)
             return out if out is not None else x.new_empty(shape if steps.stores_c else 0, dtype=call.kind)
         if not on_gpu(x.get_device()):
-            value = reference_of(_sums(made), call.kind, steps, every)
+            groups = None if made.offsets is None else list(pairwise(made.offsets.tolist()))
+            value = reference_of(_sums(made), call.kind, steps, every, groups)
             return copied(value, out) if steps.stores_c else value.new_empty(0)
         check_target(call, x)
         check_order(steps)
@@ -207,6 +254,8 @@ def _operands(own: OwnEpilogue, gated: bool) -> tuple[Epilogue, GivenOperands]:
 def _sums(made: CheckedPacked) -> torch.Tensor:
     """The product in float64, with all scales, as float32 sums."""
     call, x, scale_x = made.call, made.x, made.scale_x
+    if made.offsets is not None:
+        return experts_sums(call, x, made.units, made.scales, made.offsets, scale_x).float()
     dense = dense_of(call.format, x.dtype, made.units, made.scales, call.size)
     if rounds_weights(call, x.shape[0], x.dtype):
         dense = multiplied(call.format, dense, x.dtype)
@@ -222,21 +271,26 @@ def _launched(made: CheckedPacked, out: torch.Tensor | None) -> torch.Tensor:
     direct = out if out is not None and _stored_in_place(out) else None
     c = torch.empty((x.shape[0], n), dtype=call.kind, device=x.device) if direct is None else direct
     every = {name: t.resolve_neg() if isinstance(t, torch.Tensor) else t for name, t in operands.every.items()}
-    finish = finish_of(steps, every, (x.shape[0], n))
+    several = made.experts > 0
+    finish = finish_of(steps, every, (x.shape[0], n), several)
     placed: dict[str, object] = {
-        one.name: every[one.name] if one.host else placed_of(one, every[one.name], False) for one in steps.given
+        one.name: every[one.name] if one.host else placed_of(one, every[one.name], several) for one in steps.given
     }
-    for name, vector in ((COLUMN_SCALE, scales), (SCALE_X, factor)):
+    for name, vector, step in ((COLUMN_SCALE, scales, n * several), (SCALE_X, factor, 0)):
         if vector is not None:
-            placed[name] = PlacedOperand(vector.data_ptr())
+            placed[name] = PlacedOperand(vector.data_ptr(), 0, step)
+    ends = None if made.offsets is None else made.offsets.contiguous()
+    groups = None if ends is None else (made.experts, INDEX[ends.dtype])
     mark_written([*operands.written.values(), *([] if direct is None or not steps.stores_c else [direct])])
     with torch.cuda.device(x.device):
-        launch, plan = _prepared(call, finish.key[0], x.shape[0], lines.stride(0), x.dtype, device)
+        launch, plan = _prepared(call, finish.key[0], x.shape[0], lines.stride(0), x.dtype, device, groups)
         parts = workspace_on(x.device, plan.workspace)
         split = plan.split_bytes if isinstance(plan, Sm80Plan) and plan.split is not None else 0
         words = list(words_of(plan.epilogue, placed, parts.data_ptr() + split))
         if split:
             words[plan.words.index(SPLIT_SUMS)] = parts.data_ptr()
+        if ends is not None:
+            words[plan.words.index("offsets")] = ends.data_ptr()
         ab = (lines, units) if isinstance(plan, Sm80Plan) else (units, lines)
         stored = c.data_ptr() if steps.stores_c else 0
         launch.launch([*[t.data_ptr() for t in ab], stored, *words], raw_stream(device))
@@ -253,11 +307,15 @@ def _stored_in_place(out: torch.Tensor) -> bool:
 @lru_cache(maxsize=1024)
 @first_call()
 def _prepared(
-    call: QuantizedCall, steps: Epilogue, rows: int, stride: int, x: torch.dtype, device: int
-) -> tuple[DirectLaunch, Sm80Plan | Sm90Plan | StreamedPlan]:
-    """The launch of a product, and its plan. It takes the addresses of A, B and C, then all words."""
+    call: QuantizedCall, steps: Epilogue, rows: int, stride: int, x: torch.dtype, device: int,
+    groups: tuple[int, str] | None = None,
+) -> tuple[DirectLaunch, Sm80Plan | Sm90Plan | StreamedPlan]:  # fmt: skip
+    """The launch of a product, and its plan. It takes the addresses of A, B and C, then all words.
+
+    groups  the number of experts and the type of their offsets, or None
+    """
     places, on = gpu(device)[0], target(device)
-    plan = own_plan(call, steps, rows, NAMES[x], places.multiprocessors, *on)
+    plan = own_plan(call, steps, rows, NAMES[x], places.multiprocessors, *on, groups)
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), call.size[1])
     if isinstance(plan, Sm80Plan):
         sizes = sizes_by_rows(plan, pitch)
@@ -276,11 +334,13 @@ def forget() -> None:
 
 
 def own_plan(
-    call: QuantizedCall, steps: Epilogue, rows: int, x: str, sms: int, code: str, shared: int
-) -> Sm80Plan | Sm90Plan | StreamedPlan:
+    call: QuantizedCall, steps: Epilogue, rows: int, x: str, sms: int, code: str, shared: int,
+    groups: tuple[int, str] | None = None,
+) -> Sm80Plan | Sm90Plan | StreamedPlan:  # fmt: skip
     """The plan of a product with steps of the caller's own.
 
-    steps  of (rows, n), as `finish_of` gives them
+    steps   of (rows, n), as `finish_of` gives them
+    groups  as of `_prepared`
 
     Raises OperandError for `FeatureParts`, and PlanError where no configuration has the registers or words.
     """
@@ -294,6 +354,8 @@ def own_plan(
         every.append(Scale(SCALE_X, device=True) if call.scale == TENSOR else VectorScale("m", "f32", SCALE_X))
     whole = call.format.epilogue(*every, *steps.steps, axis="n")
     whole = Epilogue(*whole.steps, stores_c=steps.stores_c)  # not in pairs: scales of columns may lie at any float
+    if groups is not None:
+        return experts_plan(call, groups[0], rows, x, groups[1], sms, code, shared, steps=whole)
     if isinstance(call.config, StreamedConfig) or call.config is None:
         streamed = streamed_choice(call, rows, x, sms, code, shared)
         if streamed is not None:

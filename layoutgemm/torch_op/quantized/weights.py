@@ -328,6 +328,15 @@ def check_kinds_of(**operands: object) -> None:
             raise OperandError(no_tensor(name, x))
 
 
+def check_halves(n: int, gate: str | None) -> None:
+    """Raise OperandError for a gate of an odd number of columns.
+
+    gate  its function, or None
+    """
+    if gate is not None and n % 2:
+        raise OperandError(f"n = {n}: a gate takes two halves of as many columns")
+
+
 def check_product(x: object, weight: object, config: object) -> None:
     """Raise OperandError or TensorError for what `quantized_matmul` does not multiply."""
     if not isinstance(weight, QuantizedWeight):

@@ -17,7 +17,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
-from ...kernels.orders import Order
+from ...kernels.orders import Order, leaves_tiles
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.triangular.operands import Triangles
@@ -39,6 +39,7 @@ from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
 from ..composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, scaled_composed
+from ..epilogue import gate_of
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -50,8 +51,10 @@ from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import Config, config_text
 from ..problem import asks_tcgen05
 from ..prologue.grouped_api import grouped_prologue_product, with_function_applied
-from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled
+from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled, factors_beside
+from .epilogue import why_unfinished
 from .grouped import (
+    ALONG_K,
     COLUMNS,
     COUNTS,
     ENDS,
@@ -79,7 +82,7 @@ from .operators import (
     recorded_type,
 )
 from .own_epilogue import ScaledFactors, with_epilogue
-from .recipes import fast_accum, recipe_text
+from .recipes import fast_accum, named_recipes, recipe_text
 from .scaled import APART, BiasActivation, check_config, scaled_product, unswapped
 
 if TYPE_CHECKING:
@@ -232,9 +235,9 @@ def scaled_matmul(
     given    what it reads and writes, by name, as for `matmul`; its tensors have gradients
     rows, out_rows, add_rows, row_weights, copy_rows, order, combine, prologue, triangles  as of `matmul`. scale_a is of
              the rows of a, chosen or not. With combine b is two matrices, and scale_b their scales; scales of rows and
-             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Rows of a
-             product with scales of blocks are copied first; it has no combine, prologue or triangles, and no scales of
-             128 rows of a beside rows. No out_recipe
+             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Of a product
+             with scales of blocks rows are copied first, torch computes a prologue, and scales of 128 rows of a are
+             refused beside rows. With add_rows and an order of some tiles torch adds the rows. No out_recipe
 
     Block scales of the tensor cores (MXFP8, MXFP4, NVFP4) are taken as torch.nn.functional.scaled_mm has them:
 
@@ -246,8 +249,9 @@ def scaled_matmul(
     Factors are (M, K / 32), which are copied, or lie contiguously by SwizzleType.SWIZZLE_32_4_4, padded to 128 rows and
     4 factors, in any other shape; `swizzle_a` says so where the shape does not. [factors, number] has a float32 scale
     of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(). Bias and activation go with
-    them, and no gate, no other parts and no out_recipe. Their sums are float32, whatever use_fast_accum is. On the CPU
-    a factor below 0 is refused; on a GPU none is looked at, and its sign is not read.
+    them, or an epilogue; no gate, no other parts and no out_recipe. Beside an epilogue a scale of the whole operand is
+    its first step. Their sums are float32, whatever use_fast_accum is. On the CPU a factor below 0 is refused; on a GPU
+    none is looked at, and its sign is not read.
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -274,7 +278,8 @@ def scaled_matmul(
         parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
         of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))  # type: ignore[arg-type]
-        return _scaled_with_more(of, parts, own, given, ComposedOptions(out, config, out_dtype, None), out_recipe)
+        result_of, swizzles = ComposedOptions(out, config, out_dtype, None), (swizzle_a, swizzle_b)
+        return _scaled_with_more(of, parts, own, given, result_of, out_recipe, swizzles)
     of_blocks = swizzle_a is not None or swizzle_b is not None
     if _is_traced() or out_recipe is not None:  # others are looked for among kept launches first
         of_blocks = of_blocks or asks_block_scales(a, scale_a, scale_b)
@@ -322,11 +327,17 @@ def _first_scaled(
 
 def _scaled_with_more(
     of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
-    options: ComposedOptions, out_recipe: object,
+    options: ComposedOptions, out_recipe: object, swizzles: tuple[object, object],
 ) -> torch.Tensor:  # fmt: skip
     """The product with parts, or with an epilogue and its operands."""
-    if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None):
-        refuse_or_raise(BESIDE)
+    if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None, *swizzles):
+        if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
+            refuse_or_raise(BESIDE)
+        said = *of.recipes, *swizzles
+        scale_a, scale_b, names = factors_beside((of.scale_a, of.scale_b), said, options.config, out_recipe)
+        of = of._replace(scale_a=scale_a, scale_b=scale_b, recipes=(names[0] or None, names[1] or None))
+    if own["add_rows"] is not None and leaves_tiles(asked.order) and out_recipe is None:
+        return _sums_of_tiles(of, asked, own, given, options)
     if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
         refuse_or_raise(NO_OUT_RECIPE if out_recipe is not None else "")
         return scaled_composed(of, asked, own, given, options)
@@ -341,6 +352,26 @@ def _scaled_with_more(
         raise OperandError(QUANTIZES)
     finish = BiasActivation(bias, asked.activation, of.fast)
     return with_epilogue(factors, asked.epilogue, given, of.recipes, finish, out, out_dtype, unswapped(config))
+
+
+def _sums_of_tiles(
+    of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
+    options: ComposedOptions,
+) -> torch.Tensor:  # fmt: skip
+    """The rows of an order's tiles, added by torch behind the product."""
+
+    def product(a: torch.Tensor, b: torch.Tensor, **others: object) -> torch.Tensor:
+        value: torch.Tensor = scaled_matmul(  # type: ignore[call-overload]  # as they were given
+            a, of.scale_a, b, of.scale_b, use_fast_accum=of.fast, **others
+        )
+        return value
+
+    return sums_of_product(True, product, of.a, of.b, own["add_rows"], options.out, {
+        **{name: x for name, x in own.items() if name != "add_rows"}, "recipe_a": of.recipes[0],
+        "recipe_b": of.recipes[1], "activation": asked.activation, "out_dtype": options.out_dtype,
+        "config": options.config, "epilogue": asked.epilogue, "given": given, "copy_rows": asked.copy_rows,
+        "order": asked.order, "combine": asked.combine, "prologue": asked.prologue, "triangles": asked.triangles,
+    })  # fmt: skip
 
 
 def _quantized(
@@ -422,16 +453,18 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
 
 
 @constant_of_objects
-def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
-    """The refusal of options that are no tensors, or "": a constant to the compiler."""
-    texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
+def _refusal_of_options(
+    recipe_a: object, recipe_b: object, config: object, kinds: tuple[torch.dtype | None, ...] = (None, None)
+) -> str:
+    """The refusal of options that are no tensors, or "": a constant to the compiler. `kinds`: of the scales."""
+    texts = [refusal("recipe", "recipe_a", recipe_a, kinds[0]), refusal("recipe", "recipe_b", recipe_b, kinds[1])]
     return next(filter(None, texts), "") or refusal("plain config", config)
 
 
 @constant_in_graphs
-def _recipe_text(recipe: object) -> str:
-    """The name of a recipe that has been checked: a constant to the compiler."""
-    return recipe_text("recipe", recipe)
+def _recipe_text(recipe: object, scale: torch.dtype | None = None) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler. `scale`: the type of the scales."""
+    return recipe_text("recipe", recipe, scale)
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
@@ -479,6 +512,9 @@ def grouped_matmul(
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Along K the blocks are those of K, (M, K blocks) and (N / 128, K blocks) or
               (N, K blocks); a scale of each row and column of each group is (experts, M, 1) and (experts, 1, N)
+              Block scales of the tensor cores, as for scaled_matmul, have factors of the same types: (rows, K / 32) and
+              (experts, N, K / 32), or flat by SWIZZLE_32_4_4. In that order each group of rows is padded to 128, in as
+              much memory as any groups of so many rows need. Of all forms but K; with config=Sm100Config() on a GPU
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
     activation  of the same forms also a gate, "swiglu" or "geglu": b is [gate | up] of each expert, (experts, K, 2N),
@@ -505,8 +541,8 @@ def grouped_matmul(
               reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
-              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue` or
-              `combine` torch computes f(a) first; not under torch.compile
+              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue`,
+              `combine`, a gate or scales torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
@@ -568,7 +604,7 @@ def grouped_matmul(
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
-    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    names = named_recipes((recipe_a, recipe_b), scale_a, scale_b)
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
     if expected_rows is not None:
@@ -607,6 +643,7 @@ def _with_more(
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
+    refuse(refusal_of_form(a, b, {"rows": rows, "add_rows": add_rows, **given}))
     several = combine is not None or isinstance(b, (tuple, list))
     functions: dict[str, object] = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine}
     beside = [*functions.values(), *beside_sums(given)]
@@ -628,7 +665,7 @@ def _with_more(
         return placed_product(
             grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
         )
-    if prologue is not None and (several or epilogue is not None or given["scale_a"] is not None):
+    if prologue is not None and applies_function(several, epilogue, given):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return grouped_matmul(a, b, **chosen, epilogue=epilogue, given=of_others or None, combine=combine)
     if several:
@@ -648,6 +685,26 @@ def _with_more(
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def refusal_of_form(a: object, b: object, given: Options) -> str:
+    """Why groups of columns or of K have no such vectors of rows, or ""."""
+    first = b[0] if isinstance(b, (tuple, list)) and b else b
+    if isinstance(a, torch.Tensor) and isinstance(first, torch.Tensor) and first.ndim == 2 and 1 < a.ndim < 4:
+        for name in ("out_rows", "row_weights", "add_rows"):
+            if given[name] is not None:
+                return why_unfinished(ALONG_K if a.ndim == 2 else COLUMNS, name)
+    return ""
+
+
+def applies_function(several: bool, epilogue: object, given: Options) -> bool:
+    """True for products of groups whose function of A torch computes first.
+
+    No kernel has both.
+
+    several  of several matrices B of each group
+    """
+    return several or epilogue is not None or given["scale_a"] is not None or gate_of(given["activation"]) is not None
 
 
 def takes_placed_rows(given: Options) -> bool:
@@ -799,14 +856,15 @@ def _traced_grouped(
     groups, said = given[0] if given else (None, OFFSETS)
     read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
-    refuse(_refusal_of_options(*recipes, config))
+    kinds = getattr(scale_a, "dtype", None), getattr(scale_b, "dtype", None)
+    refuse(_refusal_of_options(*recipes, config, kinds))
     refuse_finish(activation, a, out_dtype)
     if scale_a is not None or a.dtype.itemsize == 1:
         _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b, bias=bias)}, out)
     elif out is not None and differentiated(a, b, bias, out):
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)
-    names = _recipe_text(recipes[0]), _recipe_text(recipes[1])
+    names = _recipe_text(recipes[0], kinds[0]), _recipe_text(recipes[1], kinds[1])
     CHECK_GROUPED(a, b, groups, scale_a, scale_b, bias, out, said, activation, out_dtype, *names)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
         a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config), bias, activation,

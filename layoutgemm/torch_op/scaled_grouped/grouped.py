@@ -19,8 +19,8 @@ first form's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -29,13 +29,14 @@ import torch
 
 from ...arguments import as_int
 from ...dtypes import dtype
-from ...errors import LayoutError, OperandError, TensorError
+from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH
+from ...kernels.plan import present
 from ...kernels.ragged import AlongK, Ragged, check_multiples, masked_rows
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.choose.rules import whole_columns
@@ -44,16 +45,28 @@ from ...kernels.sm90.choose.scaled_grouped import (
     k_blocks_config,
     usual_config,
 )
-from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
 from ..checks import check_activation, check_alike, stored_as
+from ..compiled.traced import named
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
+from .block_factors import (
+    ELEMENTS,
+    Lines,
+    blocked_tables,
+    elements_of_k,
+    factor_lines,
+    format_by_recipe,
+    format_of,
+    has_factors,
+    places_in_chunks,
+)
 from .by_mma import MmaProduct, batch_config, by_mma, mma_plan
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
@@ -67,10 +80,12 @@ from .scaled import (
     beside,
     check_addresses,
     check_bias,
+    checked_factors,
     derived,
     finished_by_torch,
     line,
     of_group,
+    of_one,
     scaled_product,
     span_of,
     sums,
@@ -81,6 +96,7 @@ from .scaled import (
 ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
 INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
 _KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"}  # names of what was measured
+_JOINED = {ROWS: "a", COLUMNS: "b"}  # operands whose rows, or columns, lie in groups
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 MASKED_GROUPS = "masked groups"
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
@@ -111,6 +127,18 @@ class GroupedCall(NamedTuple):
     def leaves_rows(self) -> bool:
         """True if there may be rows or columns in no group, which are not written."""
         return self.said in (ENDS, COUNTS) and self.form != ALONG_K
+
+    def lines(self, a: torch.Tensor, b: torch.Tensor) -> Lines:
+        """The places of block scales, of operands as they are multiplied."""
+        recipes = present(self.recipes)
+        return factor_lines(a, b, format_by_recipe(a.dtype, recipes.a), _JOINED.get(self.form, ""), self.experts)
+
+    def places(self, lines: Lines, groups: torch.Tensor) -> torch.Tensor | None:
+        """The place of each row, or column, of groups among block scales. None of a batch's."""
+        joined = next((line for line in lines if line.groups), None)
+        if joined is None:
+            return None
+        return places_in_chunks(joined.shape[-2], groups[1:] if self.said == OFFSETS else groups, joined.rows)
 
     @property
     def in_batch_of_one(self) -> bool:
@@ -155,7 +183,9 @@ def check_grouped(
     names   of the recipes, "" for those that the shapes say
     """
     scaled = scale_a is not None or scale_b is not None
-    _check_types(a, b, scaled)
+    by_instruction = has_factors(a, scale_a, scale_b)
+    if not by_instruction:
+        _check_types(a, b, scaled)
     form = _form(a, b, groups, said)
     k = a.shape[-1]
     if k != b.shape[-2] or (a.ndim == b.ndim == 3 and a.shape[0] != b.shape[0]):
@@ -163,7 +193,7 @@ def check_grouped(
     experts = b.shape[0] if b.ndim == 3 else a.shape[0] if a.ndim == 3 else 0
     if groups is not None:
         experts = _check_groups(a, b, groups, said, experts)
-    kind = stored_as(a.dtype, out_dtype)
+    kind = stored_as(FP8[0] if by_instruction else a.dtype, out_dtype, a.dtype)
     check_activation(finish.activation)
     if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
         name = "bias" if finish.bias is not None else "activation"
@@ -176,9 +206,26 @@ def check_grouped(
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
             raise OperandError(f"{what} without a scale_a")
         return GroupedCall(form, said, experts, None, kind, shape)
+    if by_instruction:
+        return GroupedCall(form, said, experts, _of_factors(form, a, b, scale_a, scale_b, names, experts), kind, shape)
     recipes = _check_scales(form, a, b, scale_a, scale_b, names, experts)
     span = 1 if form == ALONG_K else span_of(a.shape[-1], recipes, scale_a, scale_b)
     return GroupedCall(form, said, experts, recipes, kind, shape, span)
+
+
+def _of_factors(
+    form: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None,
+    names: tuple[str, str], experts: int,
+) -> Recipes:  # fmt: skip
+    """The recipes of block scales. Raises OperandError or TensorError for groups along K, and for other factors."""
+    of_k = format_of(a, scale_a, b, scale_b, names)
+    if form == ALONG_K:
+        raise OperandError(
+            f"scale_a: {of_k.name} of groups along K has no kernel; scales of 128 of K, of rows and of columns have one"
+        )
+    return checked_factors(
+        factor_lines(a, b, of_k, _JOINED.get(form, ""), experts), of_k, {"scale_a": scale_a, **named(scale_b=scale_b)}
+    )
 
 
 def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
@@ -299,7 +346,8 @@ def grouped_product(
     clears   `out` is a new result's memory: rows of no group become zeros
     """
     clears = clears or out is None
-    if rows is not None and (0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
+    apart = call.recipes is not None and call.recipes.by_instruction  # no kernel reads such rows by index
+    if rows is not None and (apart or 0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
         a, rows = gathered(a, rows), None
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
@@ -314,8 +362,8 @@ def grouped_product(
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
-    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out, rows, clears)
+    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b, apart):
+        return _gated_by_torch(call, a, b, groups, (scale_a, scale_b), finish, config, out, rows, clears)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
@@ -332,13 +380,14 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 
 def _gated_by_torch(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
-    config: GroupsConfig | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: GroupsConfig | None,
+    out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
     plain = finish._replace(activation=None)
-    wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
+    wide = grouped_product(every, a, b, groups, *scales, plain, config, rows=rows)
     return _stored(call, finished(call, wide, groups, finish._replace(bias=None)), groups, out, clears)
 
 
@@ -426,7 +475,7 @@ def _one_group(
     recipes = call.recipes or Recipes("", "")
     scale_a, scale_b = scales
     if not (call.form == ALONG_K and recipes.in_mainloop):
-        scale_a, scale_b = [of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
+        scale_a, scale_b = [of_one(x, of) for x, of in zip(scales, recipes, strict=True)]
     if finish.bias is not None and finish.bias.ndim > 1:
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
@@ -472,6 +521,9 @@ def _by_kernel(
     if call.recipes is not None and not call.recipes.in_mainloop:
         vectors, lying = vectors_of(call.recipes, {"scale_a": a.ndim, "scale_b": b.ndim}, given)
         given = {}
+    if call.recipes is not None and call.recipes.by_instruction:
+        lines = call.lines(a, b)
+        given, lying = blocked_tables(lines, given, call.places(lines, groups))
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
@@ -507,7 +559,7 @@ def plan_of(
     """
     own = epilogue is not None
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
-    if by_mma(a.get_device(), config):
+    if (call.recipes is not None and call.recipes.by_instruction) or by_mma(a.get_device(), config):
         of = mma_product(call, a, b, numbers, finish, ends, rows, epilogue, how)
         return mma_plan(of, a.get_device(), config)
     if call.form == ALONG_K:
@@ -518,17 +570,19 @@ def plan_of(
     sizes = m, n, k, call.experts
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span)
+
     if config is None and (own or how is not None or indexed is not None):
         of_parts = scales, call.form, gate, epilogue, indexed
         measured = tuned_store.lookup_with_parts(gpu(a.get_device())[1], sizes, types, *of_parts)
-        if measured is not None:
-            with suppress(LayoutError):  # a result that does not fit is passed over
-                made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
-                return made, tuned_store.MEASURED
+        if (found := tuned_store.fitting(measured, derive)) is not None:
+            return derive(found), tuned_store.MEASURED
     plain = not (epilogue or masked or gate is not None or indexed is not None)
     given = batch_config(config)
-    config, why = chosen(sizes, types, scales, a.get_device(), given, masked, gate, epilogue.columns, plain)
-    return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
+    config, why = chosen(sizes, types, scales, a.get_device(), given, derive, masked, gate, epilogue.columns, plain)
+    return derive(config), why
 
 
 def mma_product(
@@ -537,7 +591,7 @@ def mma_product(
     how: Combined | None = None,
 ) -> MmaProduct:  # fmt: skip
     """All that decides on a plan by mma.sync; arguments are those of `plan_of`. Rows of no group stay as they are."""
-    (m, n), k, offsets = call.shape[-2:], a.shape[-1], INTS[numbers.dtype]
+    (m, n), k, offsets = call.shape[-2:], elements_of_k(a), INTS[numbers.dtype]
     types, scales = types_and_scales(call, a, b, finish)
     groups: Ragged | AlongK = Ragged.of(call.experts, offsets, call.form == MASKED, ends)
     if call.form == ALONG_K:
@@ -549,7 +603,8 @@ def mma_product(
             )
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
-    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed)
+    form = format_by_recipe(a.dtype, call.recipes.a).name if call.recipes and call.recipes.by_instruction else None
+    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed, form=form)
 
 
 def types_and_scales(
@@ -557,6 +612,8 @@ def types_and_scales(
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
     """The types of A, B and C with their orders, and the main loop's scales. A plain sum has None for these."""
     recipes = call.recipes
+    if recipes is not None and recipes.by_instruction:
+        return (ELEMENTS[a.dtype], f"{ELEMENTS[b.dtype]}:col", C_NAMES[call.kind]), None
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     return (NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]), scales
@@ -602,15 +659,16 @@ def _plan_along_k(
     scales = types_and_scales(call, a, b, finish)[1]
     groups = AlongK.of(call.experts, INTS[offsets.dtype], ends, DEPTH if blocks else 1)
     name, why = gpu(a.get_device())[1], "given by the caller"
-    measured = (
-        tuned_store.lookup_with_parts(name, sizes, types, scales, ALONG_K, epilogue) if own and config is None else None
-    )
-    if measured is not None:
-        with suppress(LayoutError):  # a result that does not fit is passed over
-            return derived(sizes, types, scales, measured.config, groups, epilogue), tuned_store.MEASURED
-    found = tuned_store.lookup(name, sizes, *ragged_name(types, scales, None, ALONG_K))
-    if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
-        config, why = found.config, tuned_store.MEASURED
+
+    def derive(config: GroupsConfig) -> GroupsPlan:
+        return derived(sizes, types, scales, config, groups, epilogue)
+
+    if config is None:
+        of_parts = tuned_store.lookup_with_parts(name, sizes, types, scales, ALONG_K, epilogue) if own else None
+        of_sizes = tuned_store.lookup(name, sizes, *ragged_name(types, scales, None, ALONG_K))
+        fits = [tuned_store.fitting(found, derive) for found in (of_parts, of_sizes)]
+        config = next((found for found in fits if found is not None and found.tile[1] % epilogue.columns == 0), None)
+        why = tuned_store.MEASURED if config is not None else why
     if config is None:
         places, c, columns = gpu(a.get_device())[0], types[2], epilogue.columns
         config = (
@@ -621,7 +679,7 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    return derived(sizes, types, scales, config, groups, epilogue), why
+    return derive(config), why
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
@@ -632,13 +690,14 @@ def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
-    plain: bool = False,
+    config: Sm90Config | None, derive: Callable[[Sm90Config], object], masked: bool = False,
+    gate: str | Combined | None = None, columns: int = 1, plain: bool = False,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why. It is the caller's, the measured one, or the default for its
     rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
+    derive   makes the plan of a configuration; a measured one without a plan is passed over
     gate     the function of a gate, or of products with several matrices; or None
     columns  a CTA stores a multiple of this many columns of C
     plain    nothing but the product of rows in order is stored
@@ -657,7 +716,9 @@ def chosen(
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
         shifts = plain and found.config.tuning.shift_last_tile  # of the product that was measured
-        return found.config.tuned(shift_last_tile=shifts), tuned_store.MEASURED
+        of_call = replace(found, config=found.config.tuned(shift_last_tile=shifts))
+        if (fits := tuned_store.fitting(of_call, derive)) is not None:
+            return fits, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
         taken = rows * sizes[3], *sizes[1:]
@@ -711,6 +772,13 @@ def group_sums(
 ) -> Iterator[tuple[int, Part, torch.Tensor]]:  # fmt: skip
     """(number, index in C, sums in float64) of each group with elements of C."""
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")
+    if recipes.by_instruction:
+        lines = call.lines(a, b)
+        places = call.places(lines, groups)
+        scale_a, scale_b = [
+            line.plain(present(x), places if line.groups else None)
+            for line, x in zip(lines, (scale_a, scale_b), strict=True)
+        ]
     if call.form == MASKED:
         for e, count in enumerate(values):
             scales = [of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]

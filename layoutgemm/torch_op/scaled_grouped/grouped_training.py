@@ -16,29 +16,33 @@ along K has gradients by the first two rows of the table, so there are second de
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ...arguments import shown
+from ...arguments import sees_unknown, shown
 from ...errors import TensorError
 from ...kernels.operands.promoted import DEPTH
 from ...kernels.ragged import check_multiples
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..autograd.products import dense
 from ..checks import autocast, differentiated
-from ..compiled.traced import check_kinds, named
+from ..compiled.traced import check_kinds, named, refuse_unknown
 from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
+from ..operators import operator_of
 from ..types import listed
 from .api import grouped_matmul
 from .grouped import ALONG_K, ENDS, OFFSETS, ROWS, groups_of
 from .operators import lies_in_columns
 from .recipes import BLOCK, SQUARE
-from .training import TRAINED, refuse_training, refuse_transforms
+from .training import TRAINED, is_exporting, refuse_training, refuse_transforms
 
 _SHORT = (torch.bfloat16, torch.float16)
 
 
+@sees_unknown
 def fp8_grouped_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -47,6 +51,7 @@ def fp8_grouped_matmul(
     offs: torch.Tensor | None = None,
     multiple: int = 1,
     out_dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """grouped_matmul(a, b, offsets) of rows in float8_e4m3fn with scales, and gradients by such products.
 
@@ -75,6 +80,8 @@ def fp8_grouped_matmul(
     >>> c[0].tolist(), experts.grad[:, 0, 0].tolist()
     ([64.0, 64.0, 64.0], [64.0, 128.0])
     """
+    if unknown:
+        refuse_unknown(fp8_grouped_matmul, tuple(unknown))
     groups, said = groups_of(offsets, offs, None)
     given = {"a": a, "b": b, **named(**{said: groups})}
     if torch.compiler.is_dynamo_compiling():
@@ -84,9 +91,11 @@ def fp8_grouped_matmul(
         refuse_transforms("fp8_grouped_matmul", given)
     a, b = autocast(a, b)
     _check(a, b, groups, said, multiple)
-    value: torch.Tensor = _Fp8Groups.apply(
-        a, b, groups, said, ROWS, multiple, a.dtype if out_dtype is None else out_dtype
-    )
+    kind = a.dtype if out_dtype is None else out_dtype
+    if is_exporting():  # which drops the gradients of a Function, and records an operator that has them
+        made: torch.Tensor = torch.ops.layoutgemm.fp8_grouped_product(a, b, groups, said, multiple, kind)
+        return made
+    value: torch.Tensor = _Fp8Groups.apply(a, b, groups, said, ROWS, multiple, kind)
     return value
 
 
@@ -167,6 +176,22 @@ class _Fp8Groups(torch.autograd.Function):
         elif wants_right:
             made_right = multiply(left.mT, grad, *facts, ALONG_K, multiple, of_right, x=x, y=turned)
         return made_left, made_right, None, None, None, None, None
+
+
+def _groups_call(
+    left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, multiple: int, kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str, str, int, torch.dtype]:
+    return left, right, groups, said, ROWS, multiple, kind
+
+
+operator_of(
+    "fp8_grouped_product",
+    _groups_call,
+    lambda *call: _product(*call),
+    lambda left, right, *others: left.new_empty((left.shape[0], right.shape[-1]), dtype=others[-1]),
+    recorded=lambda *call: _Fp8Groups.apply(*call),
+    function="fp8_grouped_matmul",
+)
 
 
 def _recorded(

@@ -9,20 +9,19 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ...errors import LayoutError, OperandError
+from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.operands.gated import HALVES
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.plan import Sm90Config
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
@@ -44,14 +43,16 @@ from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, gpu, on_gpu
-from ..types import C_NAMES, NAMES, GroupsPlan
+from ..types import GroupsPlan
+from .block_factors import blocked_tables, factor_lines, format_by_recipe
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
 from .kept import launch_once
 from .operators import checked_scaled, plain_config
-from .recipes import SCALES, Recipes, recipe_text
-from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
+from .recipes import SCALES, Recipes, named_recipes
+from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, facts_of, gated_choice, sums, vectors_of
+from .scaled import of_one as of_one_matrix
 
 
 class CheckedScales(NamedTuple):
@@ -169,7 +170,8 @@ class ScaledFormula(ProductFormula[CheckedScales]):
     def formula(self) -> StepResults:
         """Float32 sums, and the steps by torch."""
         call, of = self.made.call, self.made.of
-        sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast)
+        config = self.config if call.recipes.by_instruction else ""
+        sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast, config)
         return steps_by_torch(self.epilogue, sums, self.every, call.kind, self.made.gate)
 
 
@@ -190,7 +192,7 @@ def scaled_steps(
 def of_one(made: CheckedScales) -> CheckedScales:
     """The product of a batch of one as that of its matrices. Such a plan has no batch."""
     call, of = made.call, made.of
-    scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
+    scale_a, scale_b = of_one_matrix(of.scale_a, call.recipes.a), of_one_matrix(of.scale_b, call.recipes.b)
     assert scale_a is not None
     return made._replace(
         call=call._replace(shape=call.shape[1:]), of=ScaledFactors(of.a[0], scale_a, of.b[0], scale_b),
@@ -208,7 +210,7 @@ def checked(
     if taken := [name for name in operands.every if name in SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
     check_config(config)
-    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+    names = named_recipes(recipes, of.scale_a, of.scale_b)
     call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
     check_result(steps, operands.every, call.kind, call.shape, out)
@@ -228,8 +230,9 @@ def _computed(
     if not on_gpu(a.get_device()) or 0 in a.shape:
         if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
             front = a.shape[:-1]
-            zeros = a.new_zeros(*front, 16).bfloat16(), b.new_zeros(*b.shape[:-2], 16, b.shape[-1]).bfloat16()
-            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out, gate)
+            shapes = (*front, 16), (*b.shape[:-2], 16, b.shape[-1])
+            left, right = [torch.zeros(shape, dtype=torch.bfloat16, device=a.device) for shape in shapes]
+            return epilogue_product(left, right, call.kind, epilogue, operands.every, None, out, gate)
         wide = (
             sums(call.recipes, a, of.scale_a, b, of.scale_b)
             if a.shape[-1]
@@ -275,29 +278,31 @@ def own_plan(
     given  the operands of the whole epilogue, scales included
     """
     call, (a, _, b, _), epilogue, _, gate = made
-    batch, index = a.shape[0] if a.ndim == 3 else 1, a.get_device()
-    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    groups = call.recipes.groups if promotes(call, fast) and call.recipes.in_mainloop else None if fast else ()
+    index = a.get_device()
+    sizes, types, groups, form = facts_of(call, a, b, fast)
     finish = finish_of(epilogue, given, call.shape)
-    if by_mma(index, config):
-        of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate)
+    if form is not None or by_mma(index, config):
+        of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate, form=form)
         return *mma_plan(of, index, config), finish
+
+    def derive(config: Sm90Config) -> Sm90Plan:
+        return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span)
+
+    def whole(config: Sm90Config) -> Sm90Config:
+        return whole_columns(config, HALVES * epilogue.columns)
+
     if config is None:
-        of_parts = groups, gate, epilogue
-        measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, *of_parts)
-        if measured is not None:
-            with suppress(LayoutError):  # a result that does not fit is passed over
-                found = derived(sizes, types, groups, measured.config, None, finish.epilogue, gate, span=call.span)
-                return found, tuned_store.MEASURED, finish
-    if groups is None and config is None:
-        config, why = gated_choice(sizes, types, str(gate), index, None)
-        config = whole_columns(config, HALVES * epilogue.columns)
-    elif groups is None:
-        why = "given by the caller"
+        measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, groups, gate, epilogue)
+        if (found := tuned_store.fitting(measured, derive)) is not None:
+            return derive(found), tuned_store.MEASURED, finish
+    if groups is not None:
+        config, why = chosen(sizes, types, groups, index, config, derive, epilogue.columns, gate)
+    elif config is None:
+        config, why = gated_choice(sizes, types, str(gate), index, None, lambda config: derive(whole(config)))
+        config = whole(config)
     else:
-        config, why = chosen(sizes, types, groups, index, config, epilogue.columns, gate)
-    return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span), why, finish
+        why = "given by the caller"
+    return derive(config), why, finish
 
 
 def _own_plan(
@@ -316,6 +321,8 @@ def _own_plan(
     if plan.partials:
         own[-1] = partial.data_ptr()
     tables = {name: x.resolve_neg() for name, x in of.scales.items()} if call.recipes.in_mainloop else {}
+    if call.recipes.by_instruction:
+        tables, _ = blocked_tables(factor_lines(a, b, format_by_recipe(a.dtype, call.recipes.a)), tables)
     c = out
     if c is None:  # of a C that is not stored only shape and strides are known
         c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")

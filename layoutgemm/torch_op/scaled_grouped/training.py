@@ -18,21 +18,32 @@ rows of the table, so there are second derivatives.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch.autograd.function import FunctionCtx
 
+from ...arguments import sees_unknown
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ..autograd.kept import recorder
 from ..autograd.products import dense
-from ..checks import autocast, autocast_type, cast, has_tangent, transforms
+from ..checks import (
+    PLAIN,
+    autocast,
+    autocast_type,
+    cast,
+    has_tangent,
+    modes_of_dispatch,
+    modes_of_functions,
+    transforms,
+)
 from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
-from ..compiled.traced import named, refuse
+from ..compiled.traced import named, refuse, refuse_unknown
 from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
+from ..operators import operator_of
 from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
@@ -40,10 +51,29 @@ from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
 Steps = list[Tensors]  # of each launch its tensors
 # The recipes of a and b, the result's type or None, and whether b holds the transpose of what is multiplied.
 Asked = tuple[object, object, "torch.dtype | None", bool]
+
+
+class QuantizedOnce(Protocol):
+    """A weight's values and scales, quantised once for one version of it: see `nn.kept_weights`."""
+
+    def pair(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None, turned: bool) -> Pair | None:
+        """Those of the weight or its transpose; None where they have to be made anew.
+
+        region  autocast's type of the weight, or None
+        """
+
+    def turned_of(
+        self, weight: torch.Tensor, recipe: str, region: torch.dtype | None
+    ) -> Callable[[], Pair | None]:  # fmt: skip
+        """Those of the transpose in the backward pass. None once the weight is another than now."""
+
+
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@sees_unknown
 def fp8_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -52,6 +82,7 @@ def fp8_matmul(
     recipe_a: object = BLOCK,
     recipe_b: object = SQUARE,
     out_dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """a @ b + bias in float8_e4m3fn with scales, and gradients by such products.
 
@@ -75,6 +106,8 @@ def fp8_matmul(
     >>> c[0].tolist(), weight.grad.shape, weight.grad[0, 0].item()
     ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
     """
+    if unknown:
+        refuse_unknown(fp8_matmul, tuple(unknown))
     again = fp8_again(a, b, bias, asked := (recipe_a, recipe_b, out_dtype, False))
     return _first(a, b, bias, asked) if again is None else again
 
@@ -86,6 +119,35 @@ def fp8_linear(
     """fp8_matmul(x, weight.mT, bias=bias) of a weight (N, K). Autograd records no view of it."""
     again = fp8_again(x, weight, bias, asked := (recipe_a, recipe_b, out_dtype, True))
     return _first(x, weight, bias, asked) if again is None else again
+
+
+def fp8_linear_once(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, asked: tuple[object, object, torch.dtype | None],
+    once: QuantizedOnce,
+) -> torch.Tensor:  # fmt: skip
+    """`fp8_linear` with values and scales of the weight that `once` has, in both passes.
+
+    asked  the recipes, and the result's type
+    """
+    given, region = (x, weight) if bias is None else (x, weight, bias), autocast_type(x)
+    if _is_traced() or not all(type(t) in PLAIN for t in given) or needs_mode(*given):
+        return fp8_linear(x, weight, bias, *asked)
+    recipes = _of_checked(x, weight.mT, bias, *asked[:2])[2]
+    pair = once.pair(weight, recipes.b, region, False)
+    if pair is None:
+        return fp8_linear(x, weight, bias, *asked)
+    with torch.no_grad():
+        value = fp8_unrecorded(x, weight, bias, None, recipes, asked[2] or region or x.dtype, pair)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
+        return value
+    a, b = (cast(t, region) for t in (x, weight))
+    made: torch.Tensor = _record(a, b, bias, (value, (*asked, True)), once.turned_of(weight, recipes.b, region))
+    return made
+
+
+def needs_mode(*given: torch.Tensor) -> bool:
+    """True if a mode, a transform or a tangent has to see the product."""
+    return modes_of_functions() or modes_of_dispatch() or transforms() or any(has_tangent(t) for t in given)
 
 
 def fp8_again(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: Asked) -> torch.Tensor | None:
@@ -105,7 +167,7 @@ def _first(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: A
         return _checked(a, matrix, bias, *options)
     [value] = _FORWARD.first(lambda: _chain(a, matrix, bias, *options), asked, given).results
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    made: torch.Tensor = _record(a, b, bias, (value, asked)) if recorded else value
+    made: torch.Tensor = _record(a, b, bias, (value, asked), None) if recorded else value
     return made
 
 
@@ -138,7 +200,7 @@ def _checked(
     """The product with all checks, in a form that compilers and subclasses of tensors take."""
     a, b, names = _of_checked(a, b, bias, recipe_a, recipe_b)
     rows = a.flatten(0, -2) if b.ndim == 2 else a
-    value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, names, a.dtype if out_dtype is None else out_dtype, True)
+    value = _differentiable(rows, b.mT, bias, names, a.dtype if out_dtype is None else out_dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 
@@ -214,6 +276,34 @@ class _Fp8Product(torch.autograd.Function):
         return *made, _bias_gradient(grad, of_bias) if wants[2] else None, None, None, None
 
 
+def _differentiable(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, recipes: Recipes, kind: torch.dtype, fast: bool
+) -> torch.Tensor:
+    """The product with gradients. An exporter, which drops those of a Function, records an operator that has them."""
+    if is_exporting():
+        made: torch.Tensor = torch.ops.layoutgemm.fp8_product(left, right, bias, *recipes, kind, fast)
+        return made
+    value: torch.Tensor = _Fp8Product.apply(left, right, bias, recipes, kind, fast)
+    return value
+
+
+def _product_call(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
+    kind: torch.dtype, fast: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Recipes, torch.dtype, bool]:  # fmt: skip
+    return left, right, bias, Recipes(recipe_a, recipe_b), kind, fast
+
+
+operator_of(
+    "fp8_product",
+    _product_call,
+    lambda left, right, bias, recipes, kind, fast: _product(left, right, recipes, kind, bias, fast),
+    lambda left, right, bias, recipes, kind, fast: left.new_empty((*left.shape[:-1], right.shape[-2]), dtype=kind),
+    recorded=lambda *call: _Fp8Product.apply(*call),
+    function="fp8_matmul",
+)
+
+
 class _BackwardFacts(NamedTuple):
     """The facts of a backward pass beside its tensors.
 
@@ -235,14 +325,17 @@ class _RecordedFp8(torch.autograd.Function):
     """A computed product of plain tensors, with `_Fp8Product`'s gradients by a kept chain.
 
     made  the product, and what was asked for
+    once  gives values and scales of b's transpose, or None
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, made: tuple[torch.Tensor, Asked]
-    ) -> torch.Tensor:
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        made: tuple[torch.Tensor, Asked], once: Callable[[], Pair | None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         c, (recipe_a, recipe_b, _, turned) = made
-        keeps_b, keeps_a, _, _ = ctx.needs_input_grad  # each operand is kept for the other's gradient alone
+        keeps_b, keeps_a, *_ = ctx.needs_input_grad  # each operand is kept for the other's gradient alone
+        ctx.once = once
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None)
         step, inner = b.stride()[-2:] if turned else b.stride()[:-3:-1]
         recipes = _names(recipe_a, recipe_b)
@@ -253,16 +346,19 @@ class _RecordedFp8(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (a, b), wants, facts = ctx.saved_tensors, ctx.needs_input_grad, ctx.facts
-        grad, made = dense(grad), None
+        grad, made, pair = dense(grad), None, None
         if (wants[0] or wants[1]) and not torch.is_grad_enabled():
-            given, options = [x for x in (grad, b, a) if x is not None], (facts, *wants[:2])
+            if ctx.once is not None and wants[0]:
+                pair = ctx.once()
+            given = [x for x in (grad, *((b,) if pair is None else pair), a) if x is not None]
+            options = facts, *wants[:2], pair is not None
             if (made := _BACKWARD.again(options, given)) is None and launches_alone(given):
                 steps: Steps = []
                 made = _BACKWARD.first(
-                    lambda: Chain(steps, _of_recorded(a, b, grad, wants, facts, steps)), options, given
+                    lambda: Chain(steps, _of_recorded(a, b, grad, wants, facts, steps, pair)), options, given
                 ).results
-        left, right = _of_recorded(a, b, grad, wants, facts) if made is None else made
-        return left, right, _bias_gradient(grad, ctx.of_bias) if wants[2] else None, None
+        left, right = _of_recorded(a, b, grad, wants, facts, y=pair) if made is None else made
+        return left, right, _bias_gradient(grad, ctx.of_bias) if wants[2] else None, None, None
 
 
 _record = recorder(_RecordedFp8)
@@ -271,7 +367,7 @@ _record = recorder(_RecordedFp8)
 def _derivable(value: torch.Tensor, asked: Asked, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A computed product whose derivative is recorded."""
     a, b, bias = tensors if len(tensors) > 2 else (*tensors, None)
-    recorded: torch.Tensor = _record(a, b, bias, (value, asked))
+    recorded: torch.Tensor = _record(a, b, bias, (value, asked), None)
     return recorded
 
 
@@ -281,13 +377,13 @@ _LAST = _FORWARD.last
 
 def _of_recorded(
     a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool], facts: _BackwardFacts,
-    steps: Steps | None = None,
+    steps: Steps | None = None, y: Pair | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradients of a recorded product's operands."""
+    """The gradients of a recorded product's operands. `y`: as of `_gradients`."""
     rows, left, right = grad, a, b if b is None or facts.turned else b.mT
     if facts.is_matrix:
         rows, left = grad.flatten(0, -2), None if a is None else a.flatten(0, -2)
-    of_left, of_right = _gradients(left, right, rows, wants, facts, steps)
+    of_left, of_right = _gradients(left, right, rows, wants, facts, steps, y)
     if of_left is not None:
         of_left = of_left.view(*grad.shape[:-1], of_left.shape[-1])
     return of_left, of_right if of_right is None or facts.turned else of_right.mT
@@ -295,11 +391,12 @@ def _of_recorded(
 
 def _gradients(
     left: torch.Tensor | None, right: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool],
-    facts: _BackwardFacts, steps: Steps | None = None,
+    facts: _BackwardFacts, steps: Steps | None = None, y: Pair | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of left and right, where wanted; recorded, where a derivative of these is asked for.
 
     steps  takes the tensors of each launch
+    y      right's transpose as it was quantised, or None
     """
     recipes, of_left, of_right, by_columns, *_ = facts
     lines, made_left, made_right = _lines(recipes), None, None
@@ -313,13 +410,14 @@ def _gradients(
         return made_left, made_right
     if left is not None and right is not None and wants[0] and wants[1] and recipes.a == lines.a == BLOCK:
         asked: list[Together] = [(grad, BLOCK, True), (right.mT, recipes.b, False), (left.mT, BLOCK, False)]
-        together = joins(asked)
-        [dy, turned, y, *xs], launches = quantize_together(asked if together else asked[:2])
+        first, last = asked[: 2 if y is None else 1], asked[2:]
+        together = joins([*first, *last])
+        [dy, turned, *xs], launches = quantize_together([*first, *last] if together else first)
         steps = [] if steps is None else steps
         steps += launches
-        made_left = _multiplied(dy, y, recipes, of_left, steps=steps)
+        made_left = _multiplied(dy, xs.pop(0) if y is None else y, recipes, of_left, steps=steps)
         if not together:  # its values take the place of y's
-            found, launches = quantize_together(asked[2:])
+            found, launches = quantize_together(last)
             xs += found
             steps += launches
         [x] = xs
@@ -327,7 +425,7 @@ def _gradients(
         made_right = _multiplied(*pairs, lines, of_right, steps=steps)
         return made_left, made_right.mT if by_columns else made_right
     if wants[0] and right is not None:
-        made_left = _product(grad, right.mT, recipes, of_left, steps=steps)
+        made_left = _product(grad, right.mT, recipes, of_left, steps=steps, y=y)
     if wants[1] and left is not None and by_columns:
         made_right = _product(left.mT, grad.mT, lines, of_right, steps=steps).mT
     elif wants[1] and left is not None:
@@ -341,8 +439,7 @@ def _bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 
 def _recorded(left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype) -> torch.Tensor:
     """A product of a derivative, which autograd records."""
-    value: torch.Tensor = _Fp8Product.apply(left, right, None, recipes, kind, False)
-    return value
+    return _differentiable(left, right, None, recipes, kind, False)
 
 
 def _lines(recipes: Recipes) -> Recipes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...arguments import shown
+from ...arguments import as_int, shown
 from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.operands.gated import GATES, HALVES
@@ -376,8 +376,7 @@ def tunable(
     if activation is not None and activation not in GATES:
         gates = ", ".join(map(repr, GATES))
         raise OperandError(f"activation {shown(activation)}: gates are tuned, {gates}; others change no configuration")
-    if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
-        raise OperandError(f"groups = {shown(groups)}: an int of at least 1")
+    groups = None if groups is None else as_int(groups, "groups", OperandError, 1)
     _check_form(form, groups, activation is not None)
     _check_fast(use_fast_accum, names)
     if groups is None and not any(names) and activation is None:

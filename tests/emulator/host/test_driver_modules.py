@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,15 +144,80 @@ def test_a_graph_of_a_captured_stream(gpu: Any, binding: str) -> None:
     assert case.result() == [16] and len(gpu.runs) == 9
 
 
+def test_an_explicit_graph_and_changes_of_its_nodes(gpu: Any, tmp_path: Path) -> None:
+    case = Case()
+    graph, end = ok(driver.cuGraphCreate(0)), 4 * THREADS * BLOCKS
+    fill = driver.CUDA_MEMSET_NODE_PARAMS()
+    fill.dst, fill.value, fill.elementSize, fill.width, fill.height = case.words, 4, 4, end // 4, 1
+    launch = driver.CUDA_KERNEL_NODE_PARAMS()
+    launch.func, launch.kernelParams = case.kernel, case.given
+    launch.gridDimX, launch.blockDimX = BLOCKS, THREADS
+    launch.gridDimY = launch.gridDimZ = launch.blockDimY = launch.blockDimZ = 1
+    second = ok(driver.cuGraphAddKernelNode(graph, None, 0, launch))
+    first = ok(driver.cuGraphAddMemsetNode(graph, None, 0, fill, driver.CUcontext(0)))
+    ok(driver.cuGraphAddDependencies(graph, [first], [second], None, 1))
+    run = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuGraphLaunch(run, 0))
+    assert case.result() == [12]  # 4, 7 and a cluster of 1
+    launch.kernelParams = ((case.words, 20, 1), case.given[1])
+    ok(driver.cuGraphExecKernelNodeSetParams(run, second, launch))
+    ok(driver.cuGraphLaunch(run, 0))
+    assert case.result() == [25]
+    ok(driver.cuGraphExecUpdate(run, graph))
+    ok(driver.cuGraphLaunch(run, 0))
+    assert case.result() == [12] and ok(driver.cuGraphGetNodes(graph, 0)) == ([], 2)
+    assert ok(driver.cuGraphNodeGetType(first)) == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+    pairs = ok(driver.cuGraphGetEdges(graph, 1))
+    assert [int(x) for x in (*pairs[0], *pairs[1])] == [int(first), int(second)]
+    ok(driver.cuGraphDebugDotPrint(graph, str(tmp_path / "graph.dot").encode(), 0))
+    assert "KERNEL\\nadd" in (tmp_path / "graph.dot").read_text()
+    assert gpu.ok
+    results, other = driver.CUresult, ok(driver.cuGraphCreate(0))
+    ok(driver.cuGraphAddEmptyNode(other, None, 0))
+    assert driver.cuGraphExecUpdate(run, other)[0] == results.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+    assert driver.cuGraphAddEmptyNode(other, [first], 1) == (results.CUDA_ERROR_INVALID_VALUE, None)
+    assert driver.cuGraphLaunch(driver.CUgraphExec(int(graph)), 0) == (results.CUDA_ERROR_INVALID_VALUE,)
+    ok(driver.cuGraphExecDestroy(run))
+    assert driver.cuGraphLaunch(run, 0) == (results.CUDA_ERROR_INVALID_VALUE,)
+
+
+def test_a_capture_gives_cudas_errors(gpu: Any) -> None:
+    case, results = Case(), driver.CUresult
+    plain, apart = (ok(driver.cuStreamCreate(flags)) for flags in (0, 1))
+    event, mode = ok(driver.cuEventCreate(0)), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    assert driver.cuStreamEndCapture(plain) == (results.CUDA_ERROR_ILLEGAL_STATE, None)
+    for stream, call, status in (
+        (plain, lambda: case.launch(stream=0), results.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+        (plain, lambda: driver.cuMemcpyDtoD(case.words, case.words, 4), results.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+        (apart, lambda: driver.cuStreamSynchronize(apart), results.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        (apart, lambda: driver.cuMemAlloc(4), results.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        (apart, lambda: driver.cuEventQuery(event), results.CUDA_ERROR_CAPTURED_EVENT),
+        (apart, lambda: driver.cuStreamWaitEvent(plain, event, 0) + case.launch(stream=int(plain)), None),
+    ):
+        ok(driver.cuStreamBeginCapture(stream, mode))
+        ok(driver.cuEventRecord(event, stream))
+        found = call()
+        ended = driver.cuStreamEndCapture(stream)
+        if status is None:
+            assert ended == (results.CUDA_ERROR_STREAM_CAPTURE_UNJOINED, None)
+        else:
+            assert found[0] == status and ended == (results.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None)
+    ok(driver.cuStreamBeginCapture(apart, mode))
+    ok(case.launch(stream=0))  # at once: the stream that captures does not wait for the legacy stream
+    made = ok(driver.cuMemAllocAsync(4, apart))
+    ok(driver.cuMemFreeAsync(made, apart))
+    assert ok(driver.cuGraphGetNodes(ok(driver.cuStreamEndCapture(apart)), 0))[1] == 2
+    assert case.result() == [8]
+
+
 def test_what_cannot_be_launched_is_refused_by_name(gpu: Any) -> None:
     case = Case()
     for call, says in (
         (lambda: driver.cuModuleLoadData(b"\x7fELF..."), "holds machine code, and the emulator runs PTX"),
         (lambda: case.launch(given=((case.words, 7), (None, ctypes.c_uint32))), "add takes 3 parameters; 2 values"),
         (lambda: case.launch(given=((case.words, 7, 1), (None, ctypes.c_uint8, None))), "n has 4 bytes, and 1 were"),
-        (lambda: driver.cuGraphAddKernelNode(0, 0, 0, 0), "driver.cuGraphAddKernelNode has no answer"),
+        (lambda: driver.cuGraphAddMemAllocNode(0, 0, 0, 0), "driver.cuGraphAddMemAllocNode has no answer"),
         (lambda: driver.cuModuleGetFunction(driver.CUmodule(1), b"add"), "is no handle of a PtxModule here"),
-        (lambda: runtime.cudaStreamEndCapture(runtime.cudaStream_t(0)), "which does not capture"),
     ):
         with pytest.raises(EmulatorError, match=says):
             call()

@@ -52,6 +52,21 @@ def test_a_failure_ends_the_other_ranks() -> None:
         ranks.run(body)
 
 
+OF_INDUCTOR = """
+import torch
+native = torch._C._distributed_c10d._SymmetricMemory
+assert native.has_multicast_support("cuda", 0) and callable(native.empty_strided_p2p)
+"""
+
+
+def test_symmetric_memory_keeps_what_inductor_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = needs.module("torch")
+    if not hasattr(getattr(torch._C, "_distributed_c10d", None), "_SymmetricMemory"):
+        pytest.skip("this torch has no symmetric memory: install one with torch.distributed")
+    (tmp_path / "compiled.py").write_text(OF_INDUCTOR)
+    assert main(["emulate", "--ranks", "2", str(tmp_path / "compiled.py")]) == 0, capsys.readouterr().err
+
+
 # Each rank adds its input to its peer's buffer, and tells both by a multicast flag; then it waits for its own flag.
 SCRIPT = """
 import os

@@ -21,6 +21,8 @@ from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.host.arguments import array_at
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.devices import GpuModel
+from layoutgemm.emulator.host.graphs.statuses import CudaStatusError
+from layoutgemm.emulator.host.session import notebook_code
 from layoutgemm.errors import EmulatorError, PlanError
 from tests import needs
 
@@ -250,6 +252,8 @@ def test_the_exit_status_tells_findings_from_failures(script: str, capfd: pytest
         (["--grid", "2", script], "--grid describes a launch of PTX"),
         (["--arch", "sm_9", script], "no architecture 'sm_9'"),
         (["nowhere.py"], "nowhere.py: no such script"),
+        (["-m", "nowhere.py"], "-m nowhere.py: no such module"),
+        (["-m", ""], "-m : no such module"),
         (["--arch", "sm_100a"], "a PTX file, a script, or -m MODULE: none is given"),
         (["--grid", "2", "-m", "pytest"], "--grid describes a launch of PTX, and pytest makes its own"),
     ):
@@ -311,7 +315,7 @@ def test_the_driver_answers_and_its_memory_is_the_hosts() -> None:
         with pytest.raises(EmulatorError, match="no allocation begins there"):
             driver.cuMemFree(address)
         with pytest.raises(EmulatorError, match="has no value on the emulated NVIDIA B200"):
-            driver.cuDeviceGetAttribute(kind.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 0)
+            driver.cuDeviceGetAttribute(kind.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 0)
 
 
 def test_devices_and_memory() -> None:
@@ -388,6 +392,28 @@ def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: py
     assert "3 launch(es), nothing found" in capfd.readouterr().out
 
 
+CELLS = [
+    "%matplotlib inline\nif True:\n    !nvidia-smi\n", "x = (7\n    % 4)\ny = 9 \\\n  % 5",
+    '"""\n%r1\n"""\nz = """\n!a\n%b\n"""',
+    "%%bash\necho hi", "\n%%time\nw = 1", "# (\n%time w += 1",
+]  # fmt: skip
+
+
+def test_a_notebook_without_its_commands(tmp_path: Path) -> None:
+    """Lines of Python that begin with % or ! stay: they go on with a bracket, a string or a backslash."""
+    path, found = tmp_path / "n.ipynb", {}
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": cell} for cell in CELLS]}))
+    exec(notebook_code(path), found)
+    assert {name: found[name] for name in "xyzw"} == {"x": 3, "y": 4, "z": "\n!a\n%b\n", "w": 2}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": 3}', '{"worksheets": []}', '{"cells": [{"cell_type": "code"}]}'])
+def test_what_is_no_notebook_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n.ipynb").write_text(text)
+    with pytest.raises(EmulatorError, match=r"n\.ipynb is no notebook"):
+        notebook_code(tmp_path / "n.ipynb")
+
+
 def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
     """Allocations lie at multiples of 512 bytes, and addresses lead to tensors."""
     with emulated_gpu():
@@ -403,8 +429,9 @@ def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
         del made[3]
         left = array_at(address)  # the capsule keeps the memory
         assert left is not None and len(left[2]) == 4000 and capsule is not None
-        with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(EmulatorError, match="item in a CUDA graph"):
-            made[0].sum().item()
+        with pytest.raises(CudaStatusError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            with pytest.raises(EmulatorError, match="item in a CUDA graph"):
+                made[0].sum().item()
 
 
 def test_operators_of_cuda_are_the_hosts() -> None:

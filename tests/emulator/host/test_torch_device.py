@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,13 @@ def test_gradients_are_where_the_results_are_though_nothing_is_saved() -> None:
 
 def test_a_compiled_class_stays_a_class() -> None:
     assert torch.compile(Halved) is Halved
+
+
+def test_wrappers_of_kernels_get_the_current_stream_from_torchs_module_in_c() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+    assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream != stream.cuda_stream
 
 
 def test_torch_compile_traces_a_whole_function() -> None:
@@ -227,8 +236,115 @@ def test_a_graph_holds_torchs_work() -> None:
         graph.replay()
         assert y.tolist() == [2 * i + 2] * 3 and part.tolist() == [2 * i + 2] * 2
     assert total.tolist() == host.tolist() == [6, 6, 6]
-    with torch.cuda.graph(graph), pytest.raises(EmulatorError, match="tolist in a CUDA graph"):
-        x.tolist()
+    with pytest.raises(RuntimeError, match="due to a previous error during capture"), torch.cuda.graph(graph):
+        with pytest.raises(
+            RuntimeError, match=r"not permitted when stream is capturing \(torch's tolist in a CUDA graph"
+        ):
+            x.tolist()
+    with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
+        graph.replay()
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    return made.cuda()
+
+
+def test_a_graph_holds_a_step_of_training() -> None:
+    """Gradients, and what layers save for them, are of the replay's batch."""
+    captured, plain = _model(), _model()
+    batches = [torch.randn(3, 4).cuda() for _ in range(3)]
+    place, graph = torch.zeros(3, 4, device="cuda"), torch.cuda.CUDAGraph()
+    steps = [torch.optim.SGD(model.parameters(), lr=0.5) for model in (captured, plain)]
+    with torch.cuda.graph(graph):
+        loss = captured(place).square().mean()
+        loss.backward()
+        steps[0].step()
+    for batch in batches:
+        place.copy_(batch)
+        graph.replay()
+        steps[1].zero_grad()
+        wanted = plain(batch).square().mean()
+        wanted.backward()
+        steps[1].step()
+        assert torch.equal(loss, wanted)
+    for one, other in zip(captured.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other) and torch.equal(one.grad, other.grad)
+
+
+def test_a_graph_of_inference_mode_and_one_of_attention() -> None:
+    """Versions of memory stay at replays; results have the form that they had at the capture."""
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        y = (x + 1).mul_(2)
+    graph.replay()
+    assert y.tolist() == [2] * 4
+    layer = torch.nn.MultiheadAttention(4, 2, batch_first=True).cuda()
+    place, batch = torch.randn(1, 3, 4).cuda(), torch.randn(1, 3, 4).cuda()
+    with torch.cuda.graph(graph):
+        out = layer(place, place, place)[0]
+        out.square().sum().backward()
+    gradients = [one.grad for one in layer.parameters()]
+    place.copy_(batch)
+    graph.replay()
+    layer.zero_grad()
+    wanted = layer(batch, batch, batch)[0]
+    wanted.square().sum().backward()
+    assert torch.equal(out, wanted)
+    for one, other in zip(gradients, layer.parameters(), strict=True):
+        assert torch.equal(one, other.grad)
+
+
+def test_graphed_callables_give_values_and_gradients() -> None:
+    captured, plain = _model(), _model()
+    graphed = torch.cuda.make_graphed_callables(captured, (torch.randn(3, 4, device="cuda", requires_grad=True),))
+    for _ in range(2):
+        one = torch.randn(3, 4, device="cuda")
+        other = one.clone().requires_grad_()
+        one.requires_grad_()
+        for model, x, function in ((captured, one, graphed), (plain, other, plain)):
+            model.zero_grad()
+            function(x).square().sum().backward()
+        assert torch.equal(one.grad, other.grad)
+        assert all(torch.equal(x.grad, y.grad) for x, y in zip(captured.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_graph_draws_other_numbers_at_each_replay() -> None:
+    x, graph = torch.ones(64, device="cuda", requires_grad=True), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.nn.functional.dropout(x, 0.5)
+        y.sum().backward()
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(y.detach().clone())
+        assert torch.equal(x.grad, seen[-1])  # the mask of this replay
+    assert not torch.equal(*seen)
+
+
+def test_streams_of_a_capture_fork_and_join() -> None:
+    x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
+    for joins in (True, False):
+        graph, whole = torch.cuda.CUDAGraph(), torch.cuda.graph
+        done = pytest.raises(RuntimeError, match="unjoined work") if not joins else nullcontext()
+        with done, whole(graph, stream=torch.cuda.Stream()):
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                assert torch.cuda.is_current_stream_capturing()
+                x += 1
+            if joins:
+                torch.cuda.current_stream().wait_stream(side)
+            assert main.is_capturing()
+    assert not x.any() and not torch.cuda.is_current_stream_capturing()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), torch.cuda.stream(torch.cuda.default_stream()):
+        x += 1  # not of the capture: torch's streams do not wait for the default stream
+    assert x.tolist() == [1] * 4
+    for wrong in (torch.cuda.synchronize, lambda: torch.cuda.current_stream().synchronize()):
+        with pytest.raises(RuntimeError, match="previous error during capture"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match="not permitted when"):
+                wrong()
 
 
 def test_the_accelerator_is_the_gpu() -> None:
@@ -236,6 +352,32 @@ def test_the_accelerator_is_the_gpu() -> None:
     with torch.accelerator.device_index(0), torch.cuda.device_of(torch.ones(1, device="cuda")):
         torch.accelerator.synchronize()
     assert torch.get_device_module() is torch.cuda
+
+
+def test_a_memory_pool_and_a_raw_stream_are_those_of_the_gpu() -> None:
+    pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
+    assert not isinstance(None, torch.cuda.MemPool)  # torch's compiler asks it of each value
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        assert torch.ones(3, device="cuda").is_cuda and pool.use_count() == 1 and pool.snapshot() == []
+        assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+
+
+def test_kernels_draw_from_the_seed_and_the_offset_of_the_default_generator() -> None:
+    torch.manual_seed(7)
+    (generator,) = torch.cuda.default_generators
+    state = generator.get_state()
+    assert state.view(torch.int64).tolist() == [7, 0] and str(generator.device) == "cuda:0"
+    generator.set_state(torch.tensor([7, 12]).view(torch.uint8))
+    assert generator.get_offset() == 12 and torch.cuda.initial_seed() == 7
+    assert generator.set_state(torch.tensor([-1, 4]).view(torch.uint8)).get_state().view(torch.int64).tolist() == [
+        -1,
+        4,
+    ]
+    drawn = torch.rand(3, device="cuda").tolist()
+    generator.set_state(state)
+    assert torch.cuda.initial_seed() == 7 and torch.rand(3, device="cuda").tolist() != drawn
+    torch.cuda.manual_seed(3)
+    assert generator.get_state().view(torch.int64).tolist() == [3, 0]
 
 
 def test_what_an_emulated_gpu_lacks_is_named() -> None:

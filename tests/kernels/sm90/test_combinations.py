@@ -255,7 +255,8 @@ RUN = [
     ("groups of rows", "gathered rows", "scattered rows", "prologue"),
     ("several B", "batch", "second pair"), ("gate", "batch", "second pair"), ("several B", "masked groups"),
     ("groups of rows", "several B", "second pair"), ("groups of rows", "several B", "gathered rows", "scattered rows"),
-    ("second pair", "symmetric order", "batch"),
+    ("second pair", "symmetric order", "batch"), ("prologue", "triangular operands"),
+    ("second pair", "triangular operands"), ("several B", "second pair", "prologue", "triangular operands"),
 ]  # fmt: skip
 # In the shorter run: one of each mechanism.
 FIRST = {

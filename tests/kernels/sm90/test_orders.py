@@ -64,6 +64,8 @@ FORMS: dict[str, tuple[Sm90Config, str, tuple[int, int, int], int, dict[str, Any
     "A upper": (replace(ONE, tile_k=32), "bf16", (136, 72, 328), 2, {"triangles": Triangles("upper")}, {}),
     "B lower": (replace(PAIR, loader="warpgroup"), "f32", (136, 264, 264), 1, {"triangles": Triangles(b="lower")}, {}),
     "both": (ONE, "f32", (200, 200, 200), 1, {"triangles": Triangles("lower", "lower"), "order": "lower"}, {}),
+    "pairs of triangles": (replace(PAIR, loader="warpgroup"), "f32", (136, 264, 328), 1,
+                           {"triangles": Triangles("upper", "lower"), "pair": 72}, {}),
     "symmetric": (ONE, "bf16", (264, 264, 72), 1, {"order": "symmetric"}, {}),
     "symmetric pair": (PAIR, "f32", (328, 328, 72), 1, {"order": "symmetric"}, {}),
     "symmetric col": (replace(PAIR, loader="warp", chunks=1, buffers=2), "f16:col", (264, 264, 72), 2,
@@ -89,6 +91,9 @@ def problem(form: str) -> Problem:
     if plan.mirror is not None:
         b = a.swapaxes(-1, -2)
     exact = a @ b if plan.mainloop is None else plan.mainloop.reference(a, b, **given)
+    if plan.pair is not None:
+        a2, b2 = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((m, plan.pair.k), (plan.pair.k, n)))
+        given, exact = {**given, "a2": a2, "b2": b2}, exact + a2 @ b2
     want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(exact)))
     stored = stored_elements(plan, order_values(plan, given))
     return plan, a, b, given, want, np.ones(want.shape[-2:], bool) if stored is None else stored

@@ -22,7 +22,6 @@ from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.quantized.formats import MXFP4
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.shards import Gathered
-from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.schedule import Linear, Rotated
 from tests import needs
 
@@ -205,7 +204,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: derive(a="bf16:col", b="bf16", along_k=AlongK.of(1), config=replace(SMALL, loader="warp")),
         "along_k: no kernel has groups along K and a second pair",
     ),
-    (lambda: derive(triangles=Triangles("lower")), "pair: no kernel has a second pair and triangular operands"),
     (
         lambda: derive(weights=MXFP4, c="bf16:col"),
         "pair: no kernel has a second pair and packed weights",

@@ -12,7 +12,7 @@ from layoutgemm import plan
 from layoutgemm.atoms import MmaAtom, wgmma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import Prologue, PrologueOperand, Promoted, Sm90Config, Sm90Plan
+from layoutgemm.kernels import Prologue, PrologueOperand, Promoted, Sm90Config, Sm90Plan, Triangles
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.operands.combined import Combined
@@ -26,6 +26,8 @@ from tests import needs
 # Of an element of 0 beyond K it makes 1, or a NaN of 0 * inf: neither may reach the sums.
 NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
 CLAMPED = Prologue.of(lambda x, i, k, ops, rstd, w: ops.minimum(x * rstd * w, 2.0) + 1.0 / x, rstd="m", w="k:bf16")
+# Its results are a triangle, and its A is full.
+MASKED = Prologue.of(lambda x, i, k, ops, rstd, w: ops.where(k >= i, x * rstd * w, 0.0), rstd="m", w="k:bf16")
 INVERSE = Prologue.of(lambda x, i, k, ops: 1.0 / x)
 ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
 TURNED = Sm90Config((64, 32), consumers=1, loader="warp", stages=2, cluster=(2, 1), turn_last_pair=True)
@@ -42,12 +44,13 @@ CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "8 bits, two blocks": (CLAMPED, {"a": "e5m2", "b": "e4m3:col", "m": 140, "config": Sm90Config((128, 64),
                                                                                                loader="warpgroup")}),
     "order": (NORM, {"m": 100, "n": 100, "config": ONE, "order": "lower"}),
+    "triangle": (MASKED, {"config": ONE, "triangles": Triangles("upper")}),
     "an odd K tile": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=48, stages=3)}),
     "short K tiles": (NORM, {"config": Sm90Config((64, 32), consumers=1, tile_k=32, stages=3)}),
 }  # fmt: skip
 WITH_LOADER = Sm90Config((128, 64), loader="warpgroup")
 EMULATED = ("one block", "columns", "blocks, cluster", "half precision")
-EMULATED_LATE = ("an odd K tile", "8 bits, two blocks")
+EMULATED_LATE = ("triangle", "an odd K tile", "8 bits, two blocks")
 
 
 def derived(name: str) -> Sm90Plan:

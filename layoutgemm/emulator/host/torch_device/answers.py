@@ -6,7 +6,7 @@ Functions that have no answer here are refused by name, with the way out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +20,9 @@ from .streams import (
     HostStreamContext,
     current_stream,
     graph,
+    is_capturing,
     set_stream,
+    wait_for_all,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +80,24 @@ def properties(device: GpuModel) -> Properties:
     )  # fmt: skip
 
 
+class HostMemPool:
+    """torch.cuda.MemPool, always empty: tensors lie in CPU memory.
+
+    A class, as torch.compile asks whether values are of it.
+    """
+
+    def __init__(self, allocator: object = None, **options: object) -> None:
+        self.allocator, self.id = allocator, (0, id(self))
+
+    def use_count(self) -> int:
+        """One reference: this one."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[object]:
+        """No segments."""
+        return []
+
+
 def always(value: object) -> Callable[..., object]:
     """A function that answers the same whatever it is asked."""
     return lambda *x, **more: value
@@ -103,9 +123,13 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
 
         return answer
 
+    def synchronize(device: object = None) -> None:
+        existing(device)
+        wait_for_all()
+
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
-        "is_initialized": lambda: True, "set_device": of_existing(None), "synchronize": of_existing(None),
+        "is_initialized": lambda: True, "set_device": of_existing(None), "synchronize": synchronize,
         "_lazy_init": lambda: None,
         "graph_pool_handle": always((0, 0)), "can_device_access_peer": always(True), "device": HostDevice,
         "device_of": lambda tensor: HostDevice(),
@@ -117,17 +141,25 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
         "StreamContext": HostStreamContext, "ipc_collect": lambda: None, "_sleep": lambda cycles: None,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": always(None),
         "CUDAGraph": HostGraph, "graph": graph,
-        "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
-        "make_graphed_callables": refused("torch.cuda.make_graphed_callables", "capture with torch.cuda.graph"),
+        "MemPool": HostMemPool, "use_mem_pool": lambda pool, device=None: nullcontext(pool),
+        "is_current_stream_capturing": is_capturing,
         "cudart": lambda: _RUNTIME,
         **{name: refused(f"torch.cuda.{name}", f"it has no {what}") for name, what in _LACKS.items()},
         **use.answers(device.memory), **numbers.answers(),
     }  # fmt: skip
 
 
+def c_answers() -> Answers:
+    """Answers of torch._C. Only a build for CUDA has these functions, and they ask the driver."""
+    return {
+        "_cuda_getCurrentRawStream": lambda device: current_stream().cuda_stream,  # by Triton, and wrappers of kernels
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,  # by torch.compile, mode="reduce-overhead"
+    }
+
+
 _LACKS = {
     "utilization": "counters", "clock_rate": "clock", "temperature": "sensors", "power_draw": "sensors",
-    "memory_usage": "counters", "current_blas_handle": "cuBLAS: call torch's products", "MemPool": "memory pools",
+    "memory_usage": "counters", "current_blas_handle": "cuBLAS: call torch's products",
 }  # fmt: skip
 
 

@@ -106,7 +106,8 @@ def compile_by_triton(stack: ExitStack, device: GpuModel) -> None:
         (hints.DeviceProperties, "create", lambda device: properties),
         (helpers, "set_driver_to_cpu", lambda: None), (flex, "lower_cpu", _lowered(flex.flex_attention)),
         # A line, which fits into the indented code of benchmarks.
-        (overrides.CpuDeviceOpOverrides, "import_get_raw_stream_as", lambda self, name: f"{name} = lambda device: 0"),
+        (overrides.CpuDeviceOpOverrides, "import_get_raw_stream_as",
+         lambda self, name: f"{name} = lambda device: torch.cuda.current_stream().cuda_stream"),
         (heuristics.CachingAutotuner, "run", lent.run(heuristics.CachingAutotuner.run)),
         (DriverModule, "launch", lent.launch(DriverModule.launch)),
         *[(kind, name, _once) for kind in vars(benchmarking).values() for name in ("benchmark_cpu", "benchmark_gpu")

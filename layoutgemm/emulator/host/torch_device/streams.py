@@ -8,12 +8,32 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...turns import OwnStack
+from ...races.unordered_launches import TouchedBytes
+from ..graphs.capture import GLOBAL, RELAXED, THREAD_LOCAL, Captures
+from ..graphs.graph import CudaGraph, ExecutableGraph, GraphWork, NodeKind
+from ..graphs.statuses import CudaStatusError, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
+
+CAPTURES = Captures()  # of torch's streams and of those of cuda.bindings
+_MODES = {"global": GLOBAL, "thread_local": THREAD_LOCAL, "relaxed": RELAXED}
+
+
+def asked_of(
+    stream: int | None, run: Callable[[], object], kind: NodeKind = NodeKind.KERNEL, label: str = "",
+    touched: tuple[TouchedBytes, ...] = (), params: object = None, launches: bool = False,
+) -> None:  # fmt: skip
+    """Do work that is asked of a stream, or capture it. `stream`: None for the current one."""
+    handle = current_stream().cuda_stream if stream is None else stream
+    if CAPTURES.add(handle, GraphWork(kind, run, label, touched, params, launches=launches)) is None:
+        run()
 
 
 class HostStream:
@@ -24,12 +44,18 @@ class HostStream:
     _handles = itertools.count(1)
 
     def __init__(self, device: object = None, priority: int = 0, **kwargs: object):
-        self.cuda_stream = next(self._handles) << 12
+        self.cuda_stream = self.new_handle()
+        CAPTURES.nonblocking.add(self.cuda_stream)  # as torch makes its streams
         self.priority = priority
         self._entered: list[HostStream] = []
 
+    @classmethod
+    def new_handle(cls) -> int:
+        """The handle of a new stream."""
+        return next(cls._handles) << 12
+
     @property
-    def device(self) -> Any:
+    def device(self) -> TorchDevice:
         """The GPU."""
         import torch
 
@@ -47,17 +73,16 @@ class HostStream:
         return hash(self.cuda_stream)
 
     def synchronize(self) -> None:
-        """Nothing is left to wait for."""
+        """Nothing is left to wait for. Raises CudaStatusError while it captures."""
+        CAPTURES.synchronise(self.cuda_stream, "a wait for the stream")
 
     def wait_event(self, event: HostEvent) -> None:
-        """Order what this stream has captured from now on behind an event."""
-        if (graph := HostGraph.capturing()) is not None and event.place is not None:
-            graph.order(self.cuda_stream, *event.place)
+        """Order what this stream captures from now on behind an event. With a captured event it joins."""
+        CAPTURES.wait(self.cuda_stream, event.cuda_event)
 
     def wait_stream(self, other: HostStream) -> None:
         """Order what this stream captures from now on behind the other."""
-        if (graph := HostGraph.capturing()) is not None:
-            graph.order(self.cuda_stream, other.cuda_stream, graph.length(other.cuda_stream))
+        self.wait_event(other.record_event())
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
         """An event at the end of what the stream has so far."""
@@ -66,12 +91,13 @@ class HostStream:
         return event
 
     def query(self) -> bool:
-        """True: all work is done."""
+        """True: all work is done. Raises CudaStatusError while it captures."""
+        self.synchronize()
         return True
 
     def is_capturing(self) -> bool:
-        """True while a graph captures."""
-        return HostGraph.capturing() is not None
+        """True while it captures."""
+        return CAPTURES.on(self.cuda_stream) is not None
 
     def __enter__(self) -> HostStream:
         self._entered.append(current_stream())
@@ -90,6 +116,7 @@ class HostExternalStream(HostStream):
 
     def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
         super().__init__()
+        CAPTURES.nonblocking.discard(self.cuda_stream)
         self.cuda_stream = int(stream_ptr)
 
 
@@ -106,6 +133,7 @@ def own_streams() -> Iterator[None]:
         yield
     finally:
         _OF_THREAD = before
+        CAPTURES.clear()
 
 
 def current_stream(device: object = None) -> HostStream:
@@ -138,21 +166,33 @@ class HostEvent:
 
     _handles = itertools.count(1)
 
-    def __init__(self, enable_timing: bool = False, *args: object, **kwargs: object):
-        self._timed = enable_timing
+    def __init__(self, enable_timing: bool = False, *args: object, external: bool = False, **kwargs: object):
+        self._timed, self._external = enable_timing, external
         self.at: float | None = None
-        self.place: tuple[int, int] | None = None  # in a graph: a stream, and how much it had captured
-        self.cuda_event = next(self._handles)
+        self.cuda_event = self.new_handle()
+
+    @classmethod
+    def new_handle(cls) -> int:
+        """The handle of a new event."""
+        return next(cls._handles)
 
     def record(self, stream: HostStream | None = None) -> None:
         """Note the time, and the place in a graph that captures."""
+        handle = (stream or current_stream()).cuda_stream
+        if self._external:
+            asked_of(handle, self._record, NodeKind.EVENT_RECORD, params=self.cuda_event)
+            return
         self.at = time.perf_counter()
-        if (graph := HostGraph.capturing()) is not None:
-            handle = (stream or current_stream()).cuda_stream
-            self.place = handle, graph.length(handle)
+        CAPTURES.record(self.cuda_event, handle)
+
+    def _record(self) -> None:
+        self.at = time.perf_counter()
+        CAPTURES.record(self.cuda_event, 0)
 
     def elapsed_time(self, end: HostEvent) -> float:
         """Milliseconds between two events: of the emulator, which say nothing of a GPU's."""
+        for event in (self, end):
+            CAPTURES.ask(event.cuda_event)
         if not (self._timed and end._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.at is None or end.at is None:
@@ -160,108 +200,116 @@ class HostEvent:
         return (end.at - self.at) * 1e3
 
     def synchronize(self) -> None:
-        """Nothing is left to wait for."""
+        """Nothing is left to wait for. Raises CudaStatusError for one that was recorded in a capture."""
+        CAPTURES.ask(self.cuda_event)
 
-    def wait(self, *args: object) -> None:
-        """Nothing is left to wait for."""
+    def wait(self, stream: HostStream | None = None) -> None:
+        """Order what a stream, or the current one, captures from now on behind it."""
+        (stream or current_stream()).wait_event(self)
 
     def query(self) -> bool:
-        """True: all work is done."""
+        """True: all work is done. Raises CudaStatusError for one that was recorded in a capture."""
+        CAPTURES.ask(self.cuda_event)
         return True
 
 
-@dataclass
-class CapturedWork:
-    """Work that a graph has captured on a stream: a launch, or a copy.
-
-    behind  how much of other streams has to be done before it
-    """
-
-    stream: int
-    run: Callable[[], object]
-    behind: dict[int, int]
-    copies: bool = False
-
-
 class HostGraph:
-    """A CUDA graph. The launches of kernels and the copies that were captured, which `replay` makes.
+    """torch.cuda.CUDAGraph. It captures what is asked of the current stream and those that join; `replay` does it."""
 
-    replays  what makes them: by default one after another, in the order of their capture
-    """
+    def __init__(self, keep_graph: bool = False, *args: object, **kwargs: object):
+        self._keep = keep_graph
+        self._stream = 0
+        self._graph: CudaGraph | None = None
+        self._made: ExecutableGraph | None = None
 
-    _capturing: ClassVar[OwnStack[HostGraph]] = OwnStack()
-    replays: ClassVar[Callable[[Sequence[CapturedWork]], None] | None] = None
-
-    def __init__(self, *args: object, **kwargs: object):
-        self._work: list[CapturedWork] = []
-        self._behind: dict[int, dict[int, int]] = {}
-
-    @classmethod
-    def capturing(cls) -> HostGraph | None:
-        """The graph that captures now in this thread, or None."""
-        return cls._capturing.items[-1] if cls._capturing.items else None
-
-    def add(self, run: Callable[[], object], stream: int | None = None, copies: bool = False) -> None:
-        """Capture a launch or a copy."""
-        stream = current_stream().cuda_stream if stream is None else stream
-        self._work.append(CapturedWork(stream, run, dict(self._behind.get(stream, {})), copies))
-
-    @property
-    def count(self) -> int:
-        """The launches and copies that it has captured."""
-        return len(self._work)
-
-    def copy(self) -> HostGraph:
-        """Another graph with the same work."""
-        made = HostGraph()
-        made._work = list(self._work)
-        return made
-
-    def length(self, stream: int) -> int:
-        """The length of what a stream has captured so far."""
-        return sum(one.stream == stream for one in self._work)
-
-    def order(self, stream: int, other: int, count: int) -> None:
-        """Order what a stream captures from now on behind the first `count` of another."""
-        behind = self._behind.setdefault(stream, {})
-        for name, number in {**self._behind.get(other, {}), other: count}.items():
-            if name != stream:
-                behind[name] = max(behind.get(name, 0), number)
-
-    def capture_begin(self, *args: object, **kwargs: object) -> None:
-        """Work from here on is captured and not done."""
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global", **kwargs: object) -> None:
+        """Work of the current stream is captured from here on, and not done. Raises CudaStatusError as CUDA."""
         self.reset()
-        self._capturing.items.append(self)
+        self._stream = current_stream().cuda_stream
+        CAPTURES.begin(self._stream, _MODES[capture_error_mode])
 
     def capture_end(self) -> None:
-        """The end of what is captured."""
-        self._capturing.items.remove(self)
+        """The end of what is captured. Raises CudaStatusError after an error, and for a stream that did not join."""
+        self._graph = CAPTURES.end(self._stream)
+        if not self._keep:
+            self.instantiate()
+
+    def _captured(self) -> CudaGraph:
+        if self._graph is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        return self._graph
+
+    def instantiate(self) -> None:
+        """Make the graph ready to be replayed."""
+        self._made = ExecutableGraph(self._captured())
 
     def replay(self) -> None:
-        """Do the work, each stream in order."""
-        if HostGraph.replays is not None:
-            HostGraph.replays(self._work)
+        """Do the work, in an order that the capture allows."""
+        graph = self._captured()
+        if CAPTURES.on(current_stream().cuda_stream) is not None:
+            CAPTURES.add(current_stream().cuda_stream, GraphWork(NodeKind.GRAPH, bodies=(graph.copy()[0],)))
             return
-        for one in self._work:
-            one.run()
+        if self._made is None:
+            self.instantiate()
+        assert self._made is not None
+        self._made.launch()
 
     def reset(self) -> None:
         """Forget the work."""
-        self._work.clear()
-        self._behind.clear()
+        self._graph = self._made = None
 
-    def instantiate(self) -> None:
-        """Nothing is left to prepare."""
+    def pool(self) -> tuple[int, int]:
+        """The pool of the graph's memory."""
+        return 0, 0
+
+    def enable_debug_mode(self) -> None:
+        """Nothing has to be kept for `debug_dump`."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Write the graph in Graphviz's language."""
+        Path(debug_path).write_text(self._captured().drawing() + "\n")
 
 
 @contextmanager
 def graph(
-    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, **kwargs: object
-) -> Iterator[None]:
-    """torch.cuda.graph: capture what is done within; by default on the default stream."""
-    with HostStreamContext(stream or DEFAULT):
-        cuda_graph.capture_begin()
+    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, capture_error_mode: str = "global",
+    enable_annotations: bool = False, check_input_liveness: bool = False,
+) -> Iterator[None]:  # fmt: skip
+    """torch.cuda.graph: capture what is done within. By default on a stream of its own.
+
+    No profiler reads annotations here. The graph holds the tensors that it reads, so that all are live.
+    """
+    with HostStreamContext(stream or HostStream()):
+        cuda_graph.capture_begin(capture_error_mode=capture_error_mode)
         try:
             yield
         finally:
             cuda_graph.capture_end()
+
+
+def wait_for_all(*args: object) -> None:
+    """torch.cuda.synchronize. Raises CudaStatusError while a stream captures."""
+    CAPTURES.synchronise(None, "torch.cuda.synchronize")
+
+
+def is_capturing() -> bool:
+    """True while the current stream captures."""
+    return current_stream().is_capturing()
+
+
+def touched_by(read: Iterable[Tensor], written: Iterable[Tensor]) -> tuple[TouchedBytes, ...]:
+    """The bytes of contiguous tensors. Others are left out: between their elements may lie what they do not touch."""
+    return tuple(
+        TouchedBytes(x.data_ptr(), x.numel() * x.element_size(), writes)
+        for tensors, writes in ((read, False), (written, True))
+        for x in tensors
+        if x.numel() and x.is_contiguous()
+    )
+
+
+def refuse_read(name: str) -> CudaStatusError:
+    """The error of a function that waits for values. It makes the current stream's capture invalid."""
+    capture = CAPTURES.on(current_stream().cuda_stream)
+    assert capture is not None
+    why = f"torch's {name} in a CUDA graph: it needs values, which are there at replays alone"
+    return capture.fail(Status.STREAM_CAPTURE_UNSUPPORTED, why)

@@ -2,7 +2,7 @@
 
 `cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
 it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
-`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture launches of the DSL's kernels.
+`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture torch's work.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import EmulatorError
 from ...turns import OwnStack
 from ..arguments import Place, bytes_at
 from ..devices import CUDA
-from .answers import accelerator_answers, cuda_answers, existing, profiler_answers
+from ..graphs.graph import NodeKind
+from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
 from .products import PRODUCTS, product, tensors_in
-from .streams import HostGraph, own_streams
+from .recorder import fill_again, not_recorded, recorded, replayed
+from .streams import asked_of, is_capturing, own_streams, refuse_read, touched_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,17 +97,14 @@ def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]
         stack.enter_context(own_streams())
         for owner, answers in (
             (torch.cuda, cuda_answers(device, _USE, _NUMBERS[-1])), (torch.cuda.profiler, profiler_answers()),
-            (torch.accelerator, accelerator_answers(torch)),
+            (torch.cuda.graphs, {"graph_pool_handle": lambda: (0, 0)}),  # asked by torch.cuda.make_graphed_callables
+            (torch.accelerator, accelerator_answers(torch)), (torch._C, c_answers()),
         ):  # fmt: skip
             for name, value in answers.items():
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "get_device_module", _device_module(torch)))
         stack.enter_context(mock.patch.object(torch, "load", _load(torch)))
         stack.enter_context(mock.patch.object(torch, "compile", _compile(torch, stack, device, note)))
-        # Asked by torch.compile, mode="reduce-overhead", where torch is built for the CPU.
-        stack.enter_context(
-            mock.patch.object(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True, create=True)
-        )
         for name, value in _autocast(torch.autocast).items():
             stack.enter_context(mock.patch.object(torch.autocast, name, value))
         stack.enter_context(mock.patch.object(threading.Thread, "start", _start(threading.Thread.start)))
@@ -176,10 +174,10 @@ def gpu_mode() -> AbstractContextManager[object]:
 
 def _forward(torch: ModuleType) -> Callable[..., object]:
     """`apply` of autograd functions: the node of a result on the GPU is marked, since it may have saved no tensor."""
-    plain = torch.autograd.Function.apply.__func__
+    plain = vars(torch.autograd.Function)["apply"]  # a class method of Python's, or since torch 2.14 of C's
 
     def apply(kind: type, *args: object, **kwargs: object) -> object:
-        done: object = plain(kind, *args, **kwargs)
+        done: object = plain.__get__(None, kind)(*args, **kwargs)
         for one in tensors_in(torch, done if isinstance(done, (list, tuple)) else [done]):
             if on_gpu(one) and one.grad_fn is not None:
                 setattr(one.grad_fn, MARK, True)
@@ -253,8 +251,8 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     if gpu and name in _ON_ONE_DEVICE:
         _hold_one_device(torch, name, (*args, *kwargs.values()))
     work = GpuWork(torch, name, func, args, kwargs, target)
-    if target and (graph := HostGraph.capturing()) is not None:
-        return _captured(work, graph)
+    if target and is_capturing():
+        return _captured(work)
     done = work.do()
     if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
         return done
@@ -729,31 +727,41 @@ def _start(plain: Callable[..., None]) -> Callable[..., None]:
 # Functions that ask for values, which a GPU that captures does not have.
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "nonzero", "unique", "cpu",
           "equal", "allclose", "masked_select")  # fmt: skip
+_BACKWARD = ("backward", "__backward__", "grad")
 
 
-def _captured(work: GpuWork, graph: HostGraph) -> Any:
-    """Work of torch while a graph captures: its result has memory, which each replay fills.
+def _captured(work: GpuWork) -> Any:
+    """Work of torch while the current stream captures: its result has memory, which each replay fills.
 
-    Raises EmulatorError for work that a graph cannot hold.
+    What autograd follows is captured as the operators that it runs (`recorder.py`).
+
+    Raises CudaStatusError for work that a graph cannot hold.
     """
     torch, name = work.torch, work.name
-    if name in _READS or name in ("backward", "__backward__"):
-        raise EmulatorError(f"torch's {name} in a CUDA graph: it needs values, which are there at replays alone")
-    if (place := work.changed) is not None:
-        graph.add(work.do, copies=name == "copy_")
-        return place
-    done = work.do()
-    before = {x.untyped_storage().data_ptr() for x in tensors_in(torch, (*work.args, *work.kwargs.values()))}
-    fresh = [x for x in tensors_in(torch, [done]) if x.numel() and x.untyped_storage().data_ptr() not in before]
-    if _ALLOCATES.fullmatch(name):
-        _align(torch, done, [*work.args, *work.kwargs.values()])
-    done = _marked(torch, done, True)
-    if fresh and not name.startswith("empty"):
+    if name in _READS:
+        raise refuse_read(name)
+    given = list(tensors_in(torch, (*work.args, *work.kwargs.values())))
+    if name in _BACKWARD or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+        with recorded(torch, _NUMBERS[-1].drawn):
+            done = work.do()
+        return done if done is None else _marked(torch, done, True)
+    with not_recorded():
+        if (place := work.changed) is not None:
+            places = list(tensors_in(torch, [place]))
 
-        def again() -> None:
-            with torch.no_grad():
-                for place, value in zip(tensors_in(torch, [done]), tensors_in(torch, [work.do()])):
-                    place.copy_(value)
+            def change() -> None:
+                with replayed(torch, places):
+                    work.do()
 
-        graph.add(again)
+            kind = NodeKind.MEMCPY if name == "copy_" else NodeKind.KERNEL
+            asked_of(None, change, kind, name, touched_by(given, places))
+            return place
+        done = work.do()
+        before = {x.untyped_storage().data_ptr() for x in given}
+        fresh = [x for x in tensors_in(torch, [done]) if x.numel() and x.untyped_storage().data_ptr() not in before]
+        if _ALLOCATES.fullmatch(name):
+            _align(torch, done, [*work.args, *work.kwargs.values()])
+        done = _marked(torch, done, True)
+        if fresh and not name.startswith("empty") and name != "__get__":
+            fill_again(torch, list(tensors_in(torch, [done])), work.do)
     return done

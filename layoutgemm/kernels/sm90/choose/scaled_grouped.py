@@ -199,6 +199,9 @@ def plan_with_scales(
     return plan(None if groups is None else mainloop_of(groups))
 
 
+_WHOLE = Sm90Config((64, 128), consumers=1, loader="warp")  # of columns that share a scale, each with one of its own
+
+
 def _fastest(
     sizes: tuple[int, int, int, int], each_column: bool, places: int, columns: int, c: str, sums: int,
     of: tuple[CostModel, bool] = (MODEL, False),
@@ -212,7 +215,9 @@ def _fastest(
         if config.tile[1] % (8 * sums * config.split) == 0
     ]
     found = [(width, kind, config) for width, kind, config in stored if width % unit == 0]
-    _, kind, config = next((x for x in found if x[0] % columns == 0), found[0])
+    width, kind, config = next((x for x in found if x[0] % columns == 0), found[0])
+    if width % columns and sums == 1 and _WHOLE.tile[1] % columns == 0:  # slower, and the only one that has them
+        config = _WHOLE
     return config, estimate(of[0], wide, kind, config, places)
 
 

@@ -102,10 +102,18 @@ class Sm90Loads:
         """Called by the loading thread before each K tile's loads: nothing to wait for."""
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """The tile's own share of K, where its place decides on it. (first K tile, K tiles); else ()."""
-        if self.plan.triangles is None:
+        """The tile's own share of K, where its place decides on it. (first K tile, K tiles); else ().
+
+        Of two pairs, also the K tiles of the first.
+        """
+        plan, between = self.plan, (cutlass.min, cutlass.max)
+        if plan.triangles is None:
             return ()
-        found = self.plan.triangles.k_tiles(self.plan, place, job.k_tiles, cutlass.min, cutlass.max)
+        found: tuple[Int32, ...]
+        if plan.pair is None:
+            found = plan.triangles.k_tiles(plan, place, job.k_tiles, *between)
+        else:
+            found = plan.triangles.share_of_pairs(plan, place, (job.first_tiles, job.k_tiles), *between)
         return tuple([bridge.uniform(x) for x in found])
 
     def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
@@ -121,9 +129,12 @@ class Sm90Loads:
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a tile's K tiles. Of two pairs, also which it is of."""
+        depth = self.plan.tile[2]
+        if self.plan.pair is not None and self.plan.triangles is not None:
+            return place_in_pairs(k_tile, share[2], depth, choose, share[0])
         if self.plan.pair is not None:
-            return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
-        return {"k": (self.first_number(job, share) + k_tile) * self.plan.tile[2]}
+            return place_in_pairs(job.k_first + k_tile, job.first_tiles, depth, choose)
+        return {"k": (self.first_number(job, share) + k_tile) * depth}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:

@@ -7,7 +7,8 @@ range of K tiles of its own, the same for all CTAs of a cluster, since they shar
     B upper    K tiles below column n0 + TN      B lower    K tiles from column n0 on
 
 K tiles that the diagonal crosses are read whole: the zeros in them are the caller's. A tile without any K tile has one,
-of zeros.
+of zeros. Behind a function of A's elements the zeros are the function's results. Of two pairs the first one's A and B
+are triangular, and each tile has all K tiles of the second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
 from ....graph_marks import NoticedInGraphs
 from ....report import Check
-from ...numbers import check_matrix
+from ...numbers import W, check_matrix
 from ...plan import check_settings
 
 if TYPE_CHECKING:
@@ -56,15 +57,17 @@ class Triangles(NoticedInGraphs):
             raise PlanError("triangles of two full matrices: leave them out")
 
     @checked(OperandError)
-    def check(self, a: np.ndarray, b: np.ndarray) -> None:
+    def check(self, a: np.ndarray, b: np.ndarray, said: str = "a") -> None:
         """Raise OperandError, naming the first element, for a matrix with other elements than its triangle's.
+
+        said  the name of `a`, such as "f(a)" for a function's results
 
         >>> Triangles(a="lower").check(np.ones((2, 2)), np.ones((2, 2)))
         Traceback (most recent call last):
             ...
         layoutgemm.errors.OperandError: a is lower triangular, and a[0, 1] is 1.0: K tiles of zeros are skipped
         """
-        for name, half, value in (("a", self.a, a), ("b", self.b, b)):
+        for name, half, value in ((said, self.a, a), ("b", self.b, b)):
             if half is None:
                 continue
             check_matrix(name, value)
@@ -95,6 +98,17 @@ class Triangles(NoticedInGraphs):
                 first = maximum(first, at // depth)
         first = minimum(first, k_tiles - 1)
         return first, maximum(end - first, 1)
+
+    def share_of_pairs(
+        self, plan: Sm90Plan, place: tuple[W, ...], k_tiles: tuple[W, W], minimum: Callable[..., W],
+        maximum: Callable[..., W],
+    ) -> tuple[W, W, W]:  # fmt: skip
+        """The first K tile, the K tiles of both pairs, and those of the first.
+
+        k_tiles  of the first pair's K, and of both
+        """
+        first, count = self.k_tiles(plan, place, k_tiles[0], minimum, maximum)
+        return first, count + (k_tiles[1] - k_tiles[0]), count
 
 
 def check_triangles(
@@ -154,8 +168,9 @@ def triangles_check(plan: Sm90Plan) -> Check:
 def share_of_work(plan: Sm90Plan, tiles: np.ndarray) -> float:
     """The share of the K tiles that these tiles of the grid of clusters multiply."""
     high, wide = (t * c for t, c in zip(plan.tile_c, plan.config.cluster, strict=True))
-    k_tiles = -(-plan.k // plan.tile[2])
+    k_tiles = -(-plan.k // plan.tile[2]), plan.k_tiles
     if plan.triangles is None or not len(tiles):
         return 1.0
-    found: Any = plan.triangles.k_tiles(plan, (tiles[:, 0] * high, tiles[:, 1] * wide), k_tiles, np.minimum, np.maximum)
-    return float(np.broadcast_to(found[1], len(tiles)).sum()) / (k_tiles * len(tiles))
+    corners = tiles[:, 0] * high, tiles[:, 1] * wide
+    found: Any = plan.triangles.share_of_pairs(plan, corners, k_tiles, np.minimum, np.maximum)
+    return float(np.broadcast_to(found[1], len(tiles)).sum()) / (k_tiles[1] * len(tiles))
