@@ -312,6 +312,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             patch.setattr(noted, "block", lambda arguments: ArgumentBlock(noted.entry, arguments), raising=False)
             for module in (launch, kept):  # a GPU's allocation is one call of C too
                 patch.setattr(module, "empty_on_gpu", torch._C._dynamo.guards._empty_strided_cpu)
+            patch.setattr(
+                launch, "take_memory", max
+            )  # and so are what a call drops, and its release: no kernel reads it
+            patch.setattr(launch, "leave_memory", abs)
             for module in [each for each in sys.modules.values() if "LEAST_ADDRESS" in getattr(each, "__dict__", ())]:
                 patch.setattr(module, "LEAST_ADDRESS", 1 << 20)  # valgrind's addresses are smaller than a GPU's
             measure(calls())

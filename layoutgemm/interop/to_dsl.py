@@ -204,6 +204,8 @@ def _tcgen05_operation(
         return tcgen05.MmaF16BF16Op(a, c, *where, *majors)
     if atom.kind == "tf32":
         return tcgen05.MmaTF32Op(*where, *majors)
+    if atom.kind == "i8" and a is not b:
+        raise AtomError(f"{atom} of {atom.a_dtype} and {atom.b_dtype}: the CuTe DSL's operation has one type for both")
     if atom.kind == "i8":
         return tcgen05.MmaI8Op(a, *where, *majors)
     if atom.kind == "f8f6f4":

@@ -10,8 +10,11 @@ from ..arch import ARCHES
 from ..arguments import checked, nearest, settle, shown, unnamed
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
+from ..atoms.smem.operand_read import operand_read
 from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
+from ..atoms.tma.plan import TmaCopy
+from ..atoms.tma.rules import FORMATS
 from ..dtypes import DType, dtype, multiply_together, u8, way_to_alike
 from ..errors import OperandError, PlanError
 from ..memo import memoized
@@ -198,18 +201,26 @@ class OperandPlan:
 
     @property
     def unit(self) -> DType:
-        """The type that memory counts in: bytes, of two elements each, where those have 4 bits."""
+        """The type that memory counts in: bytes, of two elements each, where those have 4 bits.
+
+        Of padded elements shared memory has a byte for each: 16 of them lie packed at the start of 16 bytes.
+        """
         return memory_unit(self.dtype)
+
+    @property
+    def padded(self) -> bool:
+        """True for elements of 6 or 4 bits that a tensor map pads to a byte each."""
+        return self.smem.packing != "packed"
 
     @property
     def per_unit(self) -> int:
         """Elements of K in a unit of memory."""
-        return self.unit.bits // self.dtype.bits
+        return 1 if self.padded else self.unit.bits // self.dtype.bits
 
     @property
     def unit_tile(self) -> SmemTile:
         """The tile in units of memory, as its copies see it."""
-        return self.smem if self.unit == self.dtype else _in_bytes(self.smem)
+        return self.smem if self.unit == self.dtype else in_bytes(self.smem)
 
     @property
     def copies(self) -> tuple[TmaPlan, ...]:
@@ -255,9 +266,15 @@ def derive_operand(
         )
     k_contiguous = (spec.order == "row") == (name == "A")
     major = "K" if k_contiguous else "MN"
-    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
+    packing = "packed" if spec.dtype.bits >= u8.bits else operand_read(atom, name).packing
+    if packing != "packed" and not k_contiguous:
+        raise PlanError(f"{name.lower()} is {spec}: padded elements are copied along K here; a 'row' A and a 'col' B")
+    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle, packing=packing)
     dims = ("k", free.lower()) if k_contiguous else (free.lower(), "k")
-    copied = tile if spec.dtype.bits >= u8.bits else _in_bytes(tile)
+    if packing != "packed":
+        return OperandPlan(name, spec.dtype, spec.order, major, tile, padded_copy(tile, (dims[0], dims[1])),
+                           derive_descriptor(tile, atom, name))  # fmt: skip
+    copied = tile if spec.dtype.bits >= u8.bits else in_bytes(tile)
     return OperandPlan(
         name=name,
         dtype=spec.dtype,
@@ -267,6 +284,26 @@ def derive_operand(
         tma=derive_tma(copied, (dims[0], dims[1])),
         descriptor=derive_descriptor(tile, atom, name),
     )
+
+
+def is_padded(operand: object) -> bool:
+    """True for an operand whose elements a tensor map pads to a byte each."""
+    return isinstance(operand, OperandPlan) and operand.padded
+
+
+def padded_copy(tile: SmemTile, dims: tuple[str, str]) -> TmaPlan:
+    """The copy of a K-major tile of padded elements. It is one box of 128 elements of K.
+
+    Raises PlanError for a tile of another depth.
+
+    >>> padded_copy(smem_tile((64, 128), "e3m2", "K"), ("k", "n")).format
+    '16U6_ALIGN16B'
+    """
+    kind = next(x for x in FORMATS.values() if x.gmem_bits == tile.dtype.bits and x.smem_bits == u8.bits)
+    rows, depth = tile.extent
+    if depth != kind.inner_box:
+        raise PlanError(f"tile_k = {depth}: a box of padded {tile.dtype} has {kind.inner_box} elements along K")
+    return TmaPlan(tile.dtype, dims, (depth, rows), tile.swizzle_name, (TmaCopy((0, 0), 0, rank=0),), format=kind.name)
 
 
 def memory_unit(kind: DType) -> DType:
@@ -280,14 +317,16 @@ def memory_unit(kind: DType) -> DType:
     return u8 if kind.bits < u8.bits else kind
 
 
-def _in_bytes(tile: SmemTile) -> SmemTile:
-    """A K-major tile of 4-bit elements as one of bytes, of two elements each.
+def in_bytes(tile: SmemTile) -> SmemTile:
+    """A K-major tile of narrow elements as one of bytes. A byte has two of 4 bits, or a padded one.
 
-    >>> print(_in_bytes(smem_tile((128, 256), "e2m1", "K")))
+    >>> print(in_bytes(smem_tile((128, 256), "e2m1", "K")))
     S<3,4,3>[bytes] o ((8,16),(128,1)):((128,1024),(1,0)) x u8
     """
     rows, depth = tile.extent
-    return smem_tile((rows, depth * tile.dtype.bits // u8.bits), u8, tile.major, tile.swizzle_name)
+    if tile.packing == "packed":
+        depth = depth * tile.dtype.bits // u8.bits
+    return smem_tile((rows, depth), u8, tile.major, tile.swizzle_name)
 
 
 @checked(PlanError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import PlanError
 from ..memo import memoized
 from ..report import Check
 from ..schedule.persistent import numbered_once
-from .derive import OperandPlan, one_matrix
+from .derive import OperandPlan, in_bytes, is_padded, one_matrix
 from .orders import clusters_of_plan, order_check, order_proof, schedule_of
 from .plan import BARRIER_BYTES, GemmPlan, PersistentPlan, StoreSmemMap
 from .store import StorePlan, distinct_chunks
@@ -27,7 +28,8 @@ Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 @memoized(512)
 def tile_checks(name: str, tile: SmemTile, descriptor: OperandDescriptor, mma: MmaAtom) -> tuple[Check, ...]:
     """An operand's tile as the instruction reads it: a bijection, its descriptor, banks."""
-    banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
+    slots = tile if tile.packing == "packed" else in_bytes(tile)  # padded elements have a byte each
+    banks = bank_conflicts(slots, matrix_access(slots.extent, slots.dtype, slots.major, "wgmma"))
     return (
         bijective_tile(f"tile {name}", tile),
         read_by(f"descriptor {name}", tile, descriptor, mma, name),
@@ -44,7 +46,8 @@ def copy_check(name: str, tile: SmemTile, tma: TmaPlan) -> Check:
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
     """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
     bijective, *read = tile_checks(operand.name, operand.smem, operand.descriptor, mma)
-    return [bijective, copy_check(operand.name, operand.unit_tile, operand.tma), *read]
+    tma = replace(operand.tma, dtype=operand.unit, format="") if is_padded(operand) else operand.tma
+    return [bijective, copy_check(operand.name, operand.unit_tile, tma), *read]
 
 
 def fragment_checks(mma: MmaAtom) -> list[Check]:

@@ -52,7 +52,7 @@ from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
 from .sm100.block_scales import ScaleFormat, scale_format
 from .sm100.choose import choose_sm100
-from .sm100.plan import Sm100Config, Sm100Plan
+from .sm100.plan import Sm100Config, Sm100Plan, gated_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -270,6 +270,9 @@ def tcgen05_configs(
     own = asked or Sm100Config()
     if own.tile is not None:
         yield own
+        return
+    if parts.gated is not None and scaled:
+        yield gated_scales(own)
         return
     if parts.gated is not None:  # whole spans of 128 bytes of each matrix
         unit = parts.gated.matrices * MN_SPAN

@@ -38,6 +38,7 @@ _SHOWN = 64  # entries of a coordinate in a message
 ENUMERABLE = 1 << 28
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 BELOW = -BEYOND  # below every one
+ONE_DIGIT = (1 << 30) - 1  # the largest of Python's integers with one digit
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
@@ -247,7 +248,7 @@ def as_shape(x: object, depth: int = 0) -> Any:
         return as_int(x, "a layout's extent", least=1)
     if x.__class__ is tuple:
         for y in x:
-            if y.__class__ is not int or not 0 < y < BEYOND:
+            if y.__class__ is not int or y < 1 or y >= BEYOND:
                 break
         else:  # a checked shape already, as most are
             if depth < DEPTH:

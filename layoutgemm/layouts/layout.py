@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ..arguments import DEPTH, as_int, is_int, refusal, shown, unknown_argument
 from ..cute_names import ATTRIBUTES
@@ -21,8 +21,8 @@ from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .display import Convertible, HasPage, PicturedLayout
 from .int_tuple import (
-    BELOW,
     BEYOND,
+    ONE_DIGIT,
     SYMBOLS_SEEN,
     Pair,
     Shape,
@@ -70,14 +70,19 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         """A layout of integers, or with symbols where an entry is one."""
         if other:
             raise unknown_argument(cls.__new__, other)
-        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
-            self = _object_new(cls)
-            _set_shape(self, shape)
-            _set_stride(self, stride)
-            return self
-        seen = SYMBOLS_SEEN[0]
-        if shape.__class__ is not int or not 0 < shape < BEYOND:
+        # Python compares integers of one digit in a third of the time, where a jump follows.
+        if shape.__class__ is not int or shape < 1 or shape > ONE_DIGIT:
+            seen = SYMBOLS_SEEN[0]
             shape = as_shape(shape)
+        else:
+            if stride is None:
+                stride = 1
+            if stride.__class__ is int and stride >= 0 and stride <= ONE_DIGIT:
+                self = _object_new(cls)
+                _set_shape(self, shape)
+                _set_stride(self, stride)
+                return self
+            seen = SYMBOLS_SEEN[0]
         if stride is None:
             stride = _t.compact(shape) if shape.__class__ is tuple else 1
         else:
@@ -91,11 +96,8 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         _set_stride(self, stride)
         return self
 
-    if not TYPE_CHECKING:  # which knows what a layout has
-
-        def __getattr__(self, name: str) -> NoReturn:
-            said = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}", name=name, obj=self)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ATTRIBUTES]
 
     @staticmethod
     def _new(shape: Shape, stride: Stride) -> Layout:
@@ -689,6 +691,24 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     def __str__(self) -> str:
         return f"{_t.show(self.shape)}:{_t.show(self.stride)}"
 
+
+class _Absent:
+    """An attribute that tensors have and layouts lack. Its AttributeError says what to write.
+
+    A `__getattr__` would make each attribute of a layout take five times as long.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout | None, owner: type) -> NoReturn:
+        kind = f"type object {owner.__name__!r}" if layout is None else f"{owner.__name__!r} object"
+        said = f"{kind} has no attribute {self._name!r}: {ATTRIBUTES[self._name]}"
+        raise AttributeError(said, name=self._name, obj=layout)
+
+
+for _name in ATTRIBUTES:
+    setattr(Layout, _name, _Absent(_name))
 
 _object_new = object.__new__
 _set_shape = Layout.__dict__["shape"].__set__

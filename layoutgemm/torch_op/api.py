@@ -55,7 +55,7 @@ from .checks import (
 )
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
-from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
+from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, Lasts, RepeatedCalls, epilogue_key, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, refuse_others, refuse_unknown, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
@@ -86,27 +86,27 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], counts: Mapping[int, LastCalls | None], takes: Iterable[str] = (),
-    weight: int = 0,
-) -> Callable[[F], F]:  # fmt: skip
+    again: Callable[[Tensors, Named], object], counts: Iterable[int], alone: Lasts, weight: int = 0
+) -> Callable[[F], F]:
     """A decorator that looks for a kept launch first. It looks for that of a call with tensors alone, then of one with
     options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for a call's tensors and keywords, or None
-    counts  of tensors, and the last calls of tensors alone, where they are looked for first
-    takes   keywords of `again` too
+    counts  of the tensors that `again` takes
+    alone   the last calls of so many tensors, and those with one more of a name: `again` takes these keywords too
     weight  the place of the argument that most calls share
 
-    >>> @repeated_first(lambda given, options: given[0] or None, {1: None})
+    >>> @repeated_first(lambda given, options: given[0] or None, [1], {})
     ... def product(x: int, *, out: int = 5) -> int:
     ...     return out
     >>> product(3), product(0), product(3, out=4)
     (3, 5, 4)
     """
 
-    taken, calls = frozenset(takes), RepeatedCalls()
+    taken, calls = frozenset(name for _, name in alone if name is not None), RepeatedCalls(alone, weight)
+    counts = frozenset(counts)
 
     def decorated(product: F) -> F:
         names = frozenset(inspect.signature(product).parameters)
@@ -116,30 +116,22 @@ def repeated_first(
             if _is_traced():
                 refuse_others(product, names, options)
                 return product(*tensors, **options)
-            if not options and (last := counts.get(len(tensors))):
-                try:
-                    if (found := last.again(*tensors)) is not None:
-                        return found
-                except (AttributeError, TypeError, RuntimeError):  # no dense tensors
-                    pass
+            if calls.first is not None and (found := calls.first(tensors, options)) is not None:
+                return found
             if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
+                    calls.look_first()
                     return found
                 if type(tensors[weight]) not in SEVERAL:  # the next one is found above
                     return product(*tensors, **options)
             if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or len(tensors) <= weight:
                 return product(*tensors, **options)
-            shared = tensors[weight]
-            if type(shared) in SEVERAL and shared:
-                shared = shared[0]
-            at = id(shared) ^ id(options["epilogue"]) if "epilogue" in options else id(shared)
+            shared, first = [x[0] if type(x) in SEVERAL and x else x for x in (tensors[weight], tensors[0])]
+            at = id(shared) ^ epilogue_key(options.get)
             known = calls.last.get(at)
-            if known and (found := known(tensors, options)) is not None:
-                return found
             if not known and not names.issuperset(options):
                 raise unknown_argument(product, options)
-            first = tensors[0][0] if type(tensors[0]) in SEVERAL and tensors[0] else tensors[0]
             try:
                 kind: tuple[object, ...] = (first.shape, shared.shape, len(tensors), *options)
                 alike = calls.seen.get(kind, ())
@@ -171,9 +163,6 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
     a, b = given
     bias = options["bias"] if options else None
     try:
-        if bias is not None and _LAST_BIAS and (found := _LAST_BIAS.again(a, b, bias)) is not None:
-            again: torch.Tensor = found
-            return again
         if type(b) in SEVERAL:  # whose shape would raise
             return None
         if bias is None:
@@ -224,7 +213,7 @@ _LAST = LastCalls(1, range(2), PREPARED.on_clear)  # by b
 _LAST_BIAS = LastCalls(2, range(3), PREPARED.on_clear)  # by the bias
 
 
-@repeated_first(_plain_again, {2: _LAST}, takes=(_BIAS,), weight=1)
+@repeated_first(_plain_again, [2], {(2, None): _LAST, (2, _BIAS): _LAST_BIAS}, weight=1)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],

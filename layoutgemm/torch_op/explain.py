@@ -43,7 +43,7 @@ from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
 from .scaled_grouped.api import applies_function, beside_sums, refusal_of_form, takes_placed_rows
-from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales
+from .scaled_grouped.block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, factors_beside
 from .scaled_grouped.explain import (
     explain_block_scaled,
     explain_grouped,
@@ -164,11 +164,18 @@ def _of_blocks(
     scales = options["scale_a"], None if isinstance(b, (tuple, list)) else options["scale_b"]
     if _in_groups(options) or not asks_block_scales(a, *scales, *swizzles):
         return None
-    beside = *functions.values(), *[options[name] for name in ("rows", "add_rows", "out_rows", "row_weights")]
+    behind = functions["epilogue"] is not None or functions["given"] is not None
+    parts = "rows", "add_rows", "out_rows", "row_weights", "copy_rows"
+    beside = functions["combine"], functions["prologue"], *[options[name] for name in parts]
     if isinstance(a, tuple) or not isinstance(b, torch.Tensor) or any(x is not None for x in beside):
         raise OperandError(BESIDE)
     names = "bias", "activation", "out", "out_dtype", "out_recipe", "config"
     own = options["recipe_a"], options["recipe_b"], *swizzles, *[options[name] for name in names]
+    if behind:
+        scale_a, scale_b, recipes = factors_beside(scales, own[:4], options["config"], options["out_recipe"])
+        of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(options["bias"], options["activation"])
+        asked = (recipes[0] or None, recipes[1] or None), after, options["out"], options["out_dtype"], options["config"]
+        return explain_own_epilogue(of, functions["epilogue"], functions["given"], *asked)
     return explain_block_scaled(BlockArguments(a, scales[0], b, scales[1], *own))
 
 

@@ -45,7 +45,13 @@ MAX_LAUNCHES = 32
 # an H200 with driver 580.159 takes it (2026-11-20, tests/torch_op/test_gpu_matmul.py). Without, it is one launch each.
 STRETCHED_IN_MAP = True
 _BOTH_MAJORS = ("bf16", "f16")  # wgmma reads others with K contiguous alone: PTX ISA, "wgmma", matrix transpose
-_BY_TCGEN05 = (*_BOTH_MAJORS, "e4m3", "e5m2")  # PTX ISA, "tcgen05", instruction descriptor, transpose of A and B
+_BY_TCGEN05 = (
+    *_BOTH_MAJORS,
+    "e4m3",
+    "e5m2",
+    "i8",
+    "u8",
+)  # PTX ISA, "tcgen05", instruction descriptor, transpose of A and B
 
 
 def solve(problem: Problem) -> Solution:

@@ -5,6 +5,7 @@ Want is decoded byte by byte here, and the blocked order is cuBLAS's as torchao 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from layoutgemm import Sm100Config, explain_matmul, quantize, scaled_matmul
+from layoutgemm import Sm100Config, explain_matmul, grouped_matmul, quantize, scaled_matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels import Sm90Config
-from layoutgemm.kernels.epilogue.chain import Epilogue
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Residual, RowReduce
+from layoutgemm.torch_op.compiled.kept_launches import KEPT
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests import needs
 from tests.torch_op.door_launches import every_door
@@ -163,10 +165,16 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (MX, {"scale_a": MX.scale_a[:, :2]}, TensorError, r"scale_a.float\(\) has scales of 128"),
     (NV, {"scale_b": (-NV.scale_b.float()).to(E4M3)}, OperandError, r"scale_b\[0, 0\] is -\d.*: a factor is not below"),
     (MX, {"config": Sm90Config((128, 128))}, OperandError, r"config is an Sm90Config: .*config=Sm100Config\(\)"),
-    (MX, {"activation": "swiglu"}, OperandError, "activation 'swiglu': .*known are 'relu'"),
+    (MX, {"activation": "swigl"}, OperandError, "activation 'swigl': do you mean 'swiglu'"),
+    (Drawn("mxfp8", 40, 3), {"activation": "swiglu"}, TensorError, "3"),
     (MX, {"out_recipe": "BlockWise1x128", "out_dtype": E4M3}, OperandError, "layoutgemm.quantize takes it"),
-    (MX, {"epilogue": Epilogue()}, OperandError, "takes bias and activation; layoutgemm.plan"),
-    (MX, {"rows": torch.zeros(3, dtype=torch.int64)}, OperandError, "takes bias and activation; layoutgemm.plan"),
+    (MX, {"rows": torch.zeros(3, dtype=torch.int64)}, OperandError, "takes bias and activation, or an epilogue; layou"),
+    (NV, {"scale_a": [NV.scale_a, HALF], "epilogue": Epilogue()}, OperandError, r"its first step, Scale\('global_a'"),
+    (MX, {"swizzle_b": "SWIZZLE_32_4", "epilogue": Epilogue()}, OperandError, "swizzle_b 'SWIZZLE_32_4': do you"),
+    (MX, {"scale_a": torch.ones(40, 2), "scale_b": torch.ones(48, 2), "swizzle_a": "NO_SWIZZLE",
+          "epilogue": Epilogue()}, OperandError, "swizzle_a: an order of factors of float8_e8m0fnu"),
+    (MX, {"epilogue": Epilogue(), "out_recipe": "BlockWise1x128"}, OperandError, "layoutgemm.quantize takes it"),
+    (MX, {"epilogue": Epilogue(), "bias": BIAS}, OperandError, "bias and epilogue: one or the other"),
     (MX, {"bias": BIAS.clone().requires_grad_()}, TensorError, "bias requires grad"),
     (MX, {"bias": BIAS[1:]}, TensorError, r"bias has shape \[47\]: \[48\]"),
     (NV, {"out_dtype": torch.int32}, OperandError, "a product of torch.float4_e2m1fn_x2 is stored as"),
@@ -197,6 +205,177 @@ def test_a_second_call_is_a_kept_launch(monkeypatch: pytest.MonkeyPatch) -> None
     assert [plan.words[0] for plan, _ in made] == ["bias", "global_a", "bias", "global_a", "bias"]
 
 
+RESIDUAL = torch.arange(40.0 * 48).reshape(40, 48) % 7 - 3
+STEPS = Epilogue(Residual("f32", name="d", beta=None), Activation("relu"), RowReduce("max", "largest"))
+
+
+def with_steps(one: Drawn, given: Any, residual: torch.Tensor = RESIDUAL, **more: Any) -> tuple[torch.Tensor, ...]:
+    """The product with `STEPS`, and the largest of each row."""
+    largest = torch.empty(40)
+    c = scaled_matmul(*given, epilogue=STEPS, given={"d": residual, "largest": largest}, out_dtype=F32, **more)
+    return c, largest
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_epilogue_follows_the_factors_and_its_operands_have_gradients(compiles: bool) -> None:
+    for one in (MX, NV):
+        want = (one.want + RESIDUAL).relu().float()
+        residual = RESIDUAL.clone().requires_grad_()
+        for given in (one.given, one.as_torch):
+            call = torch.compile(with_steps, backend="aot_eager", fullgraph=True) if compiles else with_steps
+            c, largest = call(one, given, residual)
+            assert torch.equal(c, want) and torch.equal(largest, want.amax(-1))
+        c.sum().backward()
+        assert residual.grad is not None and torch.equal(residual.grad, (want > 0).float())
+    told = explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.as_torch[3], epilogue=STEPS, config=ASKED,
+                          given={"d": RESIDUAL, "largest": torch.empty(40)})  # fmt: skip
+    assert told.why.startswith("mxfp8: the instruction applies the factors; tiles of 128x128")
+    assert told.copies[0] == "scale_a: shape [40, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 1024 bytes"
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+
+
+class DrawnGroups:
+    """Three experts, of which one has no rows, with a product and factors of each."""
+
+    def __init__(self, form: str, n: int = 48) -> None:
+        self.sizes, experts = [130, 0, 7], [Drawn(form, m, n, 192) for m in (130, 1, 7)]
+        of_rows = [experts[0], experts[2]]
+        self.a, self.scale_a = (torch.cat([getattr(x, name) for x in of_rows]) for name in ("a", "scale_a"))
+        self.b = torch.stack([x.b.mT for x in experts]).mT
+        self.scale_b = torch.stack([x.scale_b for x in experts])
+        self.want = torch.cat([x.want for x in of_rows]).float()
+        self.offsets, self.ends = torch.tensor([0, 130, 130, 137]), torch.tensor([130, 130, 137], dtype=torch.int32)
+        # as torch has factors of groups: each padded to 128 rows, in memory for any groups of as many rows
+        flat = torch.cat([blocked(x.scale_a) for x in of_rows]).view(torch.uint8)
+        self.flat_a = torch.nn.functional.pad(flat, (0, flat.numel() // 3)).view(self.scale_a.dtype)
+        self.flat_b = torch.cat([blocked(x) for x in self.scale_b])
+
+    def __call__(self, **more: Any) -> torch.Tensor:
+        given = {"offsets": self.offsets, "scale_a": self.scale_a, "scale_b": self.scale_b, "out_dtype": F32, **more}
+        return grouped_matmul(self.a, self.b, **given)
+
+    @property
+    def masked(self) -> dict[str, Any]:
+        """The same rows as masked groups of 140."""
+        front = [torch.zeros(140, x.shape[1], dtype=torch.uint8) for x in (self.a, self.scale_a)]
+        padded = []
+        for x, zeros in zip((self.a, self.scale_a), front):
+            parts = [torch.cat([part, zeros])[:140] for part in x.view(torch.uint8).split(self.sizes)]
+            padded.append(torch.stack(parts).view(x.dtype))
+        counts = torch.tensor(self.sizes)
+        return {"a": padded[0], "b": self.b, "scale_a": padded[1], "scale_b": self.scale_b, "counts": counts}
+
+    def counted(self, c: torch.Tensor) -> torch.Tensor:
+        """The rows of masked groups that count."""
+        return torch.cat([x[:size] for x, size in zip(c, self.sizes)])
+
+
+GROUPS = {form: DrawnGroups(form) for form in ("mxfp8", "nvfp4")}
+OF_EACH = torch.arange(3.0 * 48).reshape(3, 48) % 5
+
+
+@pytest.mark.parametrize("form", GROUPS)
+def test_groups_have_factors_in_both_orders(form: str) -> None:
+    of = GROUPS[form]
+    biased = (of.want + OF_EACH.repeat_interleave(torch.tensor(of.sizes), 0)).relu()
+    flat = {"scale_a": of.flat_a, "scale_b": of.flat_b}
+    assert torch.equal(of(), of.want) and torch.equal(of(**flat), of.want)
+    assert torch.equal(of(**flat, bias=OF_EACH, activation="relu"), biased)
+    ended = of(offsets=None, offs=torch.tensor([130, 130, 135]))
+    assert torch.equal(ended[:135], of.want[:135]) and not ended[135:].any()
+    assert torch.equal(of.counted(grouped_matmul(**of.masked, out_dtype=F32)), of.want)
+    turned = grouped_matmul(of.b.mT, of.a.mT, offs=of.ends, scale_a=of.scale_b, scale_b=of.flat_a, out_dtype=F32)
+    assert torch.equal(turned, of.want.mT)
+    rows = torch.randperm(137, generator=torch.Generator().manual_seed(0))
+    mixed_a, mixed_scales = (x.view(torch.uint8)[rows.argsort()].view(x.dtype) for x in (of.a, of.scale_a))
+    options = {"scale_a": mixed_scales, "scale_b": of.scale_b, "out_dtype": F32, "rows": rows}
+    assert torch.equal(grouped_matmul(mixed_a, of.b, offs=of.ends, **options), of.want)
+    steps, largest = Epilogue(Bias(), ColumnReduce("max", "largest")), torch.empty(3, 48)
+    of(epilogue=steps, given={"bias": OF_EACH, "largest": largest}, **flat)
+    assert torch.equal(largest[0], (of.want[:130] + OF_EACH[0]).amax(0)) and (largest[1] == -torch.inf).all()
+    batch = {"a": of.masked["a"], "b": of.b, "scale_a": of.masked["scale_a"], "scale_b": of.flat_b}
+    assert torch.equal(of.counted(grouped_matmul(**batch, out_dtype=F32)), of.want)
+
+
+def test_groups_are_explained_and_refused_by_name() -> None:
+    of, told = GROUPS["mxfp8"], {}
+    for name, scale_a in (("plain", of.scale_a), ("flat", of.flat_a)):
+        told[name] = explain_matmul(of.a, of.b, offs=of.ends, scale_a=scale_a, scale_b=of.flat_b, config=ASKED)
+        assert "rows in 3 group(s), mxfp8 scales" in told[name].kernel
+    assert told["flat"].copies == ()  # 137 rows: 1 + (9 + 127 * 3) // 128 = 4 chunks at most, of 2 along K
+    assert told["plain"].copies == (
+        "scale_a: shape [137, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 4096 bytes",
+    )
+    chosen = torch.zeros(137, dtype=torch.int64)
+    found = explain_matmul(of.a, of.b, offs=of.ends, scale_a=of.scale_a, scale_b=of.flat_b, config=ASKED, rows=chosen)
+    assert found.copies[0] == "a: torch gathers 137 chosen rows, 26304 bytes"
+    refused = {
+        r"scale_a has shape \[3584\]: mxfp8 takes \[137, 6\].* = 4096 factors .* at least, the rows of each group":
+            {"scale_a": of.flat_a[:3584]},
+        "recipe_a 'BlockWise1x12'": {"recipe_a": "BlockWise1x12"},
+        "recipe_b BlockWise1x16: .* for factors of float8_e4m3fn": {"recipe_b": "BlockWise1x16"},
+        "scale_b is missing": {"scale_b": None, "a": GROUPS["nvfp4"].a, "b": GROUPS["nvfp4"].b},
+        "mxfp8 of groups along K has no kernel": {"b": of.b[0], "scale_b": of.scale_b[0],
+                                                     "offsets": torch.tensor([0, 128, 192])},
+        "requires grad": {"bias": OF_EACH.clone().requires_grad_()},
+    }  # fmt: skip
+    for match, options in refused.items():
+        given = {"a": of.a, "b": of.b, "offsets": of.offsets, "scale_a": of.scale_a, "scale_b": of.scale_b, **options}
+        with pytest.raises((OperandError, TensorError), match=match):
+            grouped_matmul(**given)
+    with pytest.raises(OperandError, match="BlockWise1x32: scales of 32 elements"):
+        grouped_matmul(of.a, of.b, of.offsets, scale_a=torch.ones(137, 2), recipe_a="BlockWise1x32")
+
+
+WIDE = Drawn("mxfp8", 40, 256)
+WIDE_GROUPS = DrawnGroups("nvfp4", 256)
+
+
+def gated(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu of the first half of the columns times the second."""
+    gate, up = (x.double() if bias is None else x.double() + bias).chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up).float()
+
+
+def is_gated(c: torch.Tensor, want: torch.Tensor) -> bool:
+    """The gate's own rounding alone: the sums are exact."""
+    return torch.allclose(c, want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_gate_is_of_both_halves_of_b_in_one_launch() -> None:
+    for one in (WIDE, MX):
+        for given in (one.given, one.as_torch):
+            bias = torch.arange(float(one.b.shape[-1])) % 3
+            got = scaled_matmul(*given, activation="swiglu", bias=bias, out_dtype=F32)
+            assert is_gated(got, gated(one.want, bias))
+            empty = Epilogue()
+            assert is_gated(scaled_matmul(*given, activation="swiglu", epilogue=empty, out_dtype=F32), gated(one.want))
+    scales = {"scale_a": WIDE.scale_a, "scale_b": WIDE.scale_b, "activation": "swiglu", "config": ASKED}
+    told = explain_matmul(WIDE.a, WIDE.b, **scales)
+    assert "40x128x192" in told.kernel and "tile 128x256x128" in told.kernel
+    told = explain_matmul(MX.a, MX.b, **{**scales, "scale_a": MX.scale_a, "scale_b": MX.scale_b})
+    assert "24 columns of a half; the other half's factors begin with a chunk" in str(told)
+    for groups in (WIDE_GROUPS, GROUPS["mxfp8"]):
+        assert is_gated(groups(activation="swiglu"), gated(groups.want))
+        given = {"scale_a": groups.flat_a, "scale_b": groups.flat_b, "activation": "swiglu", "config": ASKED}
+        told = explain_matmul(groups.a, groups.b, offsets=groups.offsets, **given)
+        assert ("a half;" in str(told)) == (groups is GROUPS["mxfp8"])
+
+
+def test_launches_that_copy_factors_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = GROUPS["mxfp8"]
+    with every_door(monkeypatch, "sm_100a", computes=False) as made:
+        for count in (1, 2):
+            with_steps(MX, MX.given, config=ASKED)
+            of(config=ASKED, scale_b=of.flat_b)
+            assert (len(kept.READY), len(KEPT), len(made)) == (0, 0, 2 * count)
+        for _ in range(2):
+            of(config=ASKED, scale_a=of.flat_a, scale_b=of.flat_b)
+        assert (len(kept.READY), len(made)) == (1, 6)
+
+
 CASES: dict[str, Any] = {
     "mxfp8": (lambda: scaled_matmul(*MX.as_torch, config=ASKED, out_dtype=F32), MX.want),
     "mxfp8, plain, bias": (lambda: scaled_matmul(*MX.given, config=ASKED, bias=BIAS, activation="relu", out_dtype=F32),
@@ -218,6 +397,51 @@ CASES["mxfp8, N contiguous"] = (
 CASES["nvfp4, scales of all"] = (
     lambda: scaled_matmul(NV.a, [NV.as_torch[1], HALF], NV.b, [NV.scale_b, FOUR], **LEVELS, config=ASKED, bias=BIAS,
                           out_dtype=F32), 2 * NV.want + BIAS)  # fmt: skip
+
+
+SWIGLU: dict[str, Any] = {"activation": "swiglu", "config": ASKED, "out_dtype": F32}
+GATED_CASES: dict[str, Any] = {
+    "mxfp8, a gate": (partial(scaled_matmul, *WIDE.as_torch, **SWIGLU), WIDE.want),
+    "mxfp8, a gate by torch": (partial(scaled_matmul, *MX.given, **SWIGLU), MX.want),
+    "nvfp4, groups, a gate": (partial(WIDE_GROUPS, **SWIGLU), WIDE_GROUPS.want),
+    "nvfp4, masked, a gate": (lambda: WIDE_GROUPS.counted(grouped_matmul(**WIDE_GROUPS.masked, **SWIGLU)),
+                              WIDE_GROUPS.want),
+    "mxfp8, groups, a gate by torch": (partial(GROUPS["mxfp8"], **SWIGLU), GROUPS["mxfp8"].want),
+    "mxfp8, a gate and an epilogue": (
+        partial(scaled_matmul, *WIDE.as_torch, epilogue=Epilogue(Bias()), given={"bias": torch.zeros(128)}, **SWIGLU),
+        WIDE.want),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in GATED_CASES])
+def test_its_gate_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, want = GATED_CASES[name]
+    with every_door(monkeypatch, "sm_100a") as made:
+        assert is_gated(call(), gated(want))
+    assert len(made) == 1 and ("by torch" in name) == (made[0][0].gated is None)
+
+
+CASES["nvfp4, an epilogue"] = (
+    lambda: with_steps(NV, NV.as_torch, config=ASKED)[0], (NV.want + RESIDUAL).relu(),
+)  # fmt: skip
+CASES["mxfp8, an epilogue, copied factors"] = (
+    lambda: with_steps(MX, MX.given, config=ASKED)[0], (MX.want + RESIDUAL).relu(),
+)  # fmt: skip
+for group_form, groups in GROUPS.items():
+    flat = {"scale_a": groups.flat_a, "scale_b": groups.flat_b, "config": ASKED}
+    CASES[f"{group_form}, groups"] = partial(groups, **flat), groups.want
+CASES["mxfp8, groups, copied factors, a bias of each"] = (
+    partial(GROUPS["mxfp8"], config=ASKED, bias=OF_EACH, activation="relu"),
+    (GROUPS["mxfp8"].want + OF_EACH.repeat_interleave(torch.tensor(GROUPS["mxfp8"].sizes), 0)).relu(),
+)
+CASES["nvfp4, groups, an epilogue"] = (
+    lambda: GROUPS["nvfp4"](epilogue=Epilogue(Bias()), given={"bias": OF_EACH}, config=ASKED),
+    GROUPS["nvfp4"].want + OF_EACH.repeat_interleave(torch.tensor(GROUPS["nvfp4"].sizes), 0),
+)
+CASES["mxfp8, masked"] = (
+    lambda: GROUPS["mxfp8"].counted(grouped_matmul(**GROUPS["mxfp8"].masked, config=ASKED, out_dtype=F32)),
+    GROUPS["mxfp8"].want,
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in CASES])

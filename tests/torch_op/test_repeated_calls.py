@@ -7,7 +7,7 @@ that has kept nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,9 @@ from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.run import capture
 from layoutgemm.torch_op import api, launch, prepared
-from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
+from layoutgemm.torch_op.compiled import c_calls, kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.quantized import api as packed
 from layoutgemm.torch_op.quantized.weights import QuantizedWeight
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.host_launches import BareLaunches, bare_launches
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.dsl,
     pytest.mark.skipif(_class is None, reason="this torch has no guards in C, so nothing is kept: pip install torch"),
 ]
+C_CALLS = c_calls.library() is not None  # else no call with packed weights is found by its arguments
 SIZE, SQUARE = 128, "BlockWise128x128"
 STEPS, SUMS = Epilogue(Scale(), Bias()), Epilogue(RowReduce("sum", "sums"))
 TILE = Sm90Config((SIZE, SIZE))
@@ -472,3 +474,73 @@ def test_a_first_call_in_a_capture_may_free_memory(
     entered.clear()
     call(given)
     assert not entered
+
+
+class Seen(torch.overrides.TorchFunctionMode):
+    """A mode that sees functions."""
+
+
+def weights() -> QuantizedWeight:
+    return QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", 128))
+
+
+PACKED_CHANGES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Callable[[], Any]]] = {
+    **{name: (change, {}, nullcontext) for name, change in CHANGES.items()},
+    "a mode of functions": (lambda x: x, {}, Seen),
+    "forward derivatives": (lambda x: x, {}, torch.autograd.forward_ad.dual_level),
+    "autocast": (lambda x: x, {}, lambda: torch.autocast("cpu", torch.float16)),
+    "an epilogue": (lambda x: x, {"epilogue": Epilogue(Scale()), "given": {"alpha": 0.5}}, nullcontext),
+    "an output": (lambda x: x, {"out": torch.ones(SIZE, SIZE).bfloat16()}, nullcontext),
+    "an activation": (lambda x: x, {"activation": "silu"}, nullcontext),
+    "a bias": (lambda x: x, {"bias": torch.ones(SIZE)}, nullcontext),
+    "a type": (lambda x: x, {"out_dtype": torch.float32}, nullcontext),
+    "no bias": (lambda x: x, {"bias": None}, nullcontext),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED_CHANGES)
+def test_a_call_with_packed_weights_is_repeated_for_its_like_alone(
+    name: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed call goes through the function; one like the first does not."""
+    asked: list[str] = []
+    for each in ("find", "_own"):
+        inner = getattr(packed, each)
+        monkeypatch.setattr(packed, each, lambda *given, inner=inner, each=each: asked.append(each) or inner(*given))
+    x, weight = torch.ones(SIZE, SIZE).bfloat16(), weights()
+    for _ in range(3):
+        quantized_matmul(x, weight)
+    kept, count = noted.arguments[-1], len(asked)
+    quantized_matmul(x.clone(), weight)
+    assert len(asked) == count or not C_CALLS
+    change, options, mode = PACKED_CHANGES[name]
+    changed, same = change(x), name in ("nothing", "memory")
+    for own in range(2):
+        with mode():
+            try:
+                quantized_matmul(changed, weight, **options)
+            except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError):
+                assert not same
+        if not own or "epilogue" in options or "out" in options:  # others are found the second time
+            assert (len(asked) == count) == same or not C_CALLS
+        count = len(asked)
+    for _ in range(2):
+        quantized_matmul(x, weight)
+    assert [at for at in kept if at < 1 << 32] == [at for at in noted.arguments[-1] if at < 1 << 32]
+
+
+def test_packed_weights_of_another_object_are_read(noted: BareLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights' tensors are read at each call: others of a kind, and those that an object comes to have."""
+    x, first, second = torch.ones(SIZE, SIZE).bfloat16(), weights(), weights()
+    for weight in (first, second, first, second, first, second):
+        for _ in range(3):
+            quantized_matmul(x, weight)
+            assert weight.units.data_ptr() in noted.arguments[-1]
+    object.__setattr__(first, "units", third := second.units.clone())
+    quantized_matmul(x, first)
+    assert third.data_ptr() in noted.arguments[-1]
+    object.__setattr__(first, "kind", "another kind")
+    asked, find = [], packed.find
+    monkeypatch.setattr(packed, "find", lambda *given: asked.append("") or find(*given))
+    quantized_matmul(x, first)  # is no kept call
+    assert asked and third.data_ptr() in noted.arguments[-1]

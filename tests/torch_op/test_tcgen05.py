@@ -43,8 +43,8 @@ def test_the_tile_is_the_callers_or_the_rules() -> None:
     eight = integers(64, 48, kind=torch.float8_e4m3fn)  # N contiguous, which wgmma does not read
     assert explain_matmul(integers(40, 64, kind=torch.float8_e5m2), eight, config=ASKED).copies == ()
     assert "94 bytes" in explain_matmul(A, B[:, :47], config=ASKED).copies[0]
-    with pytest.raises(OperandError, match="no tcgen05 kernel for a i8:row, b i8:col"):
-        explain_matmul(A.to(torch.int8), B.mT.contiguous().mT.to(torch.int8), config=ASKED)
+    whole = explain_matmul(A.to(torch.int8), B.to(torch.uint8), config=ASKED)  # N contiguous
+    assert "A i8 row, B u8 row, C i32" in whole.kernel and whole.copies == ()
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -139,6 +139,11 @@ CASES: dict[str, tuple[Any, torch.Tensor]] = {
               torch.stack([SUMS[:20], -SUMS[20:]])),
     "gate": (lambda: matmul(A, B.mT.contiguous().mT, activation="swiglu", **ways()), gated(SUMS)),
     "8-bit floats, N contiguous": (lambda: matmul(E4M3[0], E4M3[1].contiguous(), **ways()), SCALED),
+    "integers, a batch": (
+        lambda: matmul(A.to(torch.int8).view(2, 20, 64), B.to(torch.int8), config=ASKED), SUMS.view(2, 20, 48)),
+    "integers, a bias": (
+        lambda: matmul(A.to(torch.int8), B.to(torch.int8), bias=torch.ones(48), activation="relu", **ways()),
+        (SUMS + 1).relu()),
     "several": (lambda: matmul(A, (B, -B), combine="silu", **ways()), gated(torch.cat([SUMS, -SUMS], 1))),
     "pairs": (lambda: matmul((A, A), (B, B), **ways()), 2 * SUMS),
     "order": (lambda: matmul(A, B, order="lower", **ways())[:, :32], SUMS[:, :32]),

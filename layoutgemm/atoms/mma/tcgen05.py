@@ -62,12 +62,14 @@ class Kind:
 _F32 = {"": ("f32",)}
 _EITHER = {"": ("f32", "f16")}
 _BLOCK_M = {1: (128,), 2: (128, 256)}
-# PTX ISA, table "Various combinations of .kind and shapes"; target notes of tcgen05.mma for i8.
+# PTX ISA, table "Various combinations of .kind and shapes"; target notes of tcgen05.mma for i8, whose A and B have a
+# type each in the instruction descriptor, as CUTLASS's SM100_MMA_S8_SS has them.
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (
     Kind("f16", ("f16", "bf16"), 16, {"f16": ("f32", "f16"), "bf16": ("f32",)}),
     Kind("tf32", ("tf32",), 8, _F32),
     Kind("f8f6f4", NARROW, 32, _EITHER, mixed=True, more_k={64: ("sm_107a",)}),
-    Kind("i8", ("i8", "u8"), 32, {"": ("i32",)}, n_step={1: 16, 2: 32}, n_more=(8, 24), archs=("sm_100a", "sm_110a")),
+    Kind("i8", ("i8", "u8"), 32, {"": ("i32",)}, mixed=True, n_step={1: 16, 2: 32}, n_more=(8, 24),
+         archs=("sm_100a", "sm_110a")),
     Kind("mxf8f6f4", NARROW, 32, _F32, mixed=True, m=_BLOCK_M, scales={"ue8m0": (32,)}, more_k={64: ("sm_107a",)}),
     Kind("mxf4", ("e2m1",), 64, _F32, m=_BLOCK_M, scales={"ue8m0": (32,)}, transposes=False,
          more_k={96: ("sm_103a",)}),

@@ -7,6 +7,7 @@ devices         the GPUs that a script is told about
 cuda_calls      stand-ins for cuda.bindings: streams, events, device queries
 cuda_programs   programs of CUDA C++, above a runtime of callbacks; textures: their arrays, texture and surface objects
 graphs          CUDA graphs and stream capture, of programs of C++, cuda.bindings and torch
+libraries       libraries of CUDA C++ that Python loads, by TVM-FFI or ctypes
 driver_modules  modules of PTX and their launches, for cuda.bindings
 callers         the lines that call helper functions of a kernel
 torch_device    torch's "cuda" device

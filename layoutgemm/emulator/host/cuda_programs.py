@@ -80,7 +80,10 @@ int layoutgemm_run(int (*main)(int, char **, char **), int count, char **words) 
   return status;
 }
 """
+# Of a library within Python, whose destructors would call this process's functions after its end.
+MODULE_STUB = "int __cxa_atexit(void (*call)(void *), void *argument, void *library) { return 0; }\n"
 
+_CACHED = "; delete it from its cache if it was built before"
 # Functions that may wait for other threads.
 _CALLING = ("cudaLaunchHostFunc", "cudaStreamAddCallback", "cudaGraphLaunch")
 
@@ -154,13 +157,13 @@ def ptx_of(wrapper: int, capability: tuple[int, int]) -> str:
         arch, flags = ctypes.c_uint32.from_address(at + 28).value, ctypes.c_uint64.from_address(at + 40).value
         if kind == _PTX and arch <= 10 * capability[0] + capability[1]:
             if flags & _COMPRESSED:
-                raise EmulatorError("the program's PTX is compressed: build it with nvcc -no-compress")
+                raise EmulatorError(f"the program's PTX is compressed: build it with nvcc -no-compress{_CACHED}")
             found[arch] = ctypes.string_at(at + header, size).rstrip(b"\0").decode()
         at += header + size
     if not found:
         raise EmulatorError(
             "the program has no PTX for compute capability {}.{}: build it with nvcc -gencode "
-            "arch=compute_90a,code=compute_90a, for that GPU".format(*capability)
+            "arch=compute_90a,code=compute_90a, for that GPU{}".format(*capability, _CACHED)
         )
     return found[max(found)]
 
@@ -799,34 +802,60 @@ def library_of(path: Path, arch: str, folder: Path) -> Path:
     return made
 
 
+def linked(path: Path, library: Path, runtime: CudaRuntime, folder: Path, stub: str) -> Path:
+    """A library whose functions of CUDA are those of `runtime`. It needs that of the program, and is loaded.
+
+    Raises EmulatorError for one that cannot be loaded, and for an image without PTX for this GPU.
+    """
+    before = len(runtime.fatal)
+    tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
+    if tables.returncode:
+        raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
+    wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
+    made = folder / "program.so"
+    (folder / "stub.c").write_text(stub)
+    _without_driver(library, folder)
+    command = [
+        c_compiler(), "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", "-o", str(made),
+        str(folder / "stub.c"), str(library), f"-Wl,-rpath,{library.parent}",
+        *[f"-Wl,--defsym={one}={runtime.callback(one):#x}" for one in wanted],
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
+    try:  # the program's references are bound to the stub first, `exit` among them
+        _LOADED.append((ctypes.CDLL(str(made), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND), runtime))
+    except OSError as error:
+        raise runtime.failure(f"{path} cannot be loaded: {error}") from None
+    if runtime.fatal[before:]:
+        raise runtime.fatal[-1]
+    return made
+
+
+def _without_driver(library: Path, folder: Path) -> None:
+    """Load an empty library for each of CUDA's that one needs and this machine lacks: its functions are the stub's."""
+    read = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True)
+    for name in re.findall(r"NEEDED.*\[(libcuda(?:rt)?\.so[.\d]*)\]", read.stdout):
+        try:
+            _LOADED.append(ctypes.CDLL(name))
+        except OSError:
+            (folder / "empty.c").write_text("")
+            command = [c_compiler(), "-shared", "-o", str(folder / name), str(folder / "empty.c")]
+            subprocess.run([*command, f"-Wl,-soname,{name}"], check=True)
+            _LOADED.append(ctypes.CDLL(str(folder / name)))
+
+
 def run_program(path: Path, library: Path, arguments: Sequence[str], runtime: CudaRuntime) -> int:
     """Run `main` of a program's library. Its exit status.
 
     Raises EmulatorError for one that cannot be loaded, and where a kernel could not go on.
     """
     with tempfile.TemporaryDirectory(prefix="layoutgemm-program-") as name:
-        folder = Path(name)
-        tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
-        if tables.returncode:
-            raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
-        wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
-        (folder / "stub.c").write_text(STUB)
-        command = [
-            c_compiler(), "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", "-o",
-            str(folder / "program.so"), str(folder / "stub.c"), str(library), f"-Wl,-rpath,{library.parent}",
-            *[f"-Wl,--defsym={one}={runtime.callback(one):#x}" for one in wanted],
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
-        try:  # the program's references are bound to the stub first, `exit` among them
-            whole = ctypes.CDLL(str(folder / "program.so"), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND)
+        whole = ctypes.CDLL(str(linked(path, library, runtime, Path(name), STUB)))
+        try:
             main = ctypes.cast(whole.main, ctypes.c_void_p)
-        except (OSError, AttributeError) as error:
+        except AttributeError as error:
             raise runtime.failure(f"{path} cannot be loaded: {error}") from None
-        if runtime.fatal:
-            raise runtime.fatal[-1]
-        _LOADED.append((whole, runtime))
         words = [str(path).encode(), *[word.encode() for word in arguments]]
         sys.stdout.flush()
         status = int(whole.layoutgemm_run(main, len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None)))

@@ -160,8 +160,8 @@ def jax_calls(launch: Launch) -> Iterator[None]:
     _CURRENT.append(calls)
     with ExitStack() as stack:
         stack.callback(_CURRENT.remove, calls)
-        stack.enter_context(_imported("cutlass.jax.primitive", lambda module: _lowered(module, calls, stack)))
-        stack.enter_context(_imported("jax_tvm_ffi", lambda module: _registered(module, launch, stack)))
+        stack.enter_context(imported("cutlass.jax.primitive", lambda module: _lowered(module, calls, stack)))
+        stack.enter_context(imported("jax_tvm_ffi", lambda module: _registered(module, launch, stack)))
         yield
 
 
@@ -248,7 +248,7 @@ class _ImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def _imported(name: str, ready: Callable[[ModuleType], None]) -> Iterator[None]:
+def imported(name: str, ready: Callable[[ModuleType], None]) -> Iterator[None]:
     """Call `ready` with a module: now if it is imported, else when it will be."""
     if name in sys.modules:
         ready(sys.modules[name])

@@ -40,6 +40,7 @@ from .exported import exports
 from .graphs.capture import LEGACY
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
+from .libraries import cuda_libraries
 from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
@@ -212,6 +213,7 @@ def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Itera
             stack.enter_context(jax_calls(launch))
         stack.enter_context(triton_calls(gpu.device, gpu.launch))
         stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
+        stack.enter_context(cuda_libraries(CudaRuntime(gpu.device, gpu.memory, gpu.launch, gpu.fatal), gpu.note))
         yield
 
 
@@ -233,10 +235,13 @@ def _importable(name: str) -> bool:
 
 
 def _environment(device: GpuModel, folder: str) -> dict[str, str]:
-    """Environment variables of the DSL, for a later import or another process."""
+    """Environment variables of the DSL and of TileLang, for a later import or another process."""
     return {
         "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
-        "CUTE_DSL_DUMP_DIR": folder, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
+        "CUTE_DSL_DUMP_DIR": folder,
+        # A library of nvcc; the default loads machine code.
+        "TILELANG_EXECUTION_BACKEND": os.environ.get("TILELANG_EXECUTION_BACKEND", "cython"),
+        "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
     }  # fmt: skip
 
 

@@ -37,6 +37,12 @@ from layoutgemm.errors import AtomError
 from .types import TensorMap, assembly, element_type, raw
 
 _EVEN_BLOCK = ~(1 << 24)  # of a shared address: the lowest bit of the block's rank in its cluster is cleared
+# Elements that a tensor map pads: the type of their packed memory, and the format.
+_PADDED = {
+    "e2m1": (cutlass.Float4E2M1FNx2, xcuda.TensorMapDataFormat.B4X16_P64),
+    "e2m3": (cutlass.Float6E2M3FNx4, xcuda.TensorMapDataFormat.B6X16_P32),
+    "e3m2": (cutlass.Float6E3M2FNx4, xcuda.TensorMapDataFormat.B6X16_P32),
+}
 _PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
 
 
@@ -56,15 +62,18 @@ def encode_tensor_map(
             f"encode_tensor_map: {len(strides)} stride(s) for the dimensions {', '.join(tma.dims)}; all but the first "
             "have one"
         )
+    kind, packed = (element_type(tma.dtype), None) if not tma.format else _PADDED[tma.dtype.name]
+    size = tma.dtype.bytes if packed is None else 1  # lines of padded elements are counted in bytes
     return xcuda.create_tensor_map_tiled(
         address,
-        element_type(tma.dtype),
+        kind,
         [entry_of(extents, name, "extents", tma) for name in tma.dims],
-        [_units(Int64(stride) * tma.dtype.bytes) for stride in strides],
+        [_units(Int64(stride) * size) for stride in strides],
         [(box or {}).get(name, extent) for name, extent in zip(tma.dims, tma.box, strict=True)],
         swizzle=xcuda.TensorMapSwizzle(tma.driver_swizzle),
         l2_promotion=getattr(xcuda.TensorMapL2Promotion, _PROMOTIONS[tma.l2_promotion]),
         oob_fill=xcuda.TensorMapFloatOOBFill.none,
+        tma_format=packed,
     )
 
 

@@ -105,12 +105,17 @@ def float_word(number: float) -> int:
     return word
 
 
+def float_below(operand: EpilogueOperand) -> float:
+    """A float nearer to 0 than this is rounded to the operand's word, `float_word`. 0 for whole numbers."""
+    return 0.0 if operand.dtype.name == "i32" else _MAX_F32
+
+
 def number_word(operand: EpilogueOperand, value: object) -> int:
     """The word of an operand that is a number. Raises OperandError as `host_number` does."""
-    whole = operand.dtype.name == "i32"
-    if type(value) is float and not whole and -_MAX_F32 < value < _MAX_F32:  # the usual call, in a third of the time
+    most = float_below(operand)
+    if type(value) is float and -most < value < most:  # the usual call, in a third of the time
         return float_word(value)
-    number = host_number(operand.name, value, whole)
+    number = host_number(operand.name, value, not most)
     return number & 0xFFFFFFFF if isinstance(number, int) else float_word(number)
 
 

@@ -284,7 +284,7 @@ def side_by_side(operand: OperandPlan, matrices: int) -> OperandPlan:
     >>> [(tma.box, tma.instructions[0].smem_offset) for tma in three.copies]
     [((64, 32), 0), ((64, 32), 4096), ((64, 32), 8192)]
     """
-    tile, dims = operand.smem, operand.tma.dims
+    tile, dims = operand.unit_tile, operand.tma.dims
     width = tile.extent[0] // matrices
     part = derive_tma(smem_tile((width, tile.extent[1]), tile.dtype, tile.major, tile.swizzle_name), (dims[0], dims[1]))
     first, *others = [_moved(operand, part, i * width) for i in range(matrices)]
@@ -296,5 +296,5 @@ def _moved(operand: OperandPlan, part: TmaPlan, first: int) -> TmaPlan:
     moved = []
     for copy in part.instructions:
         at = dict(zip(part.dims, copy.coord_offset, strict=True))
-        moved.append(replace(copy, smem_offset=int(operand.smem.byte(first + at["n"], at["k"]))))
+        moved.append(replace(copy, smem_offset=int(operand.unit_tile.byte(first + at["n"], at["k"]))))
     return replace(part, instructions=tuple(moved))

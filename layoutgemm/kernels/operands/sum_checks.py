@@ -18,7 +18,9 @@ def filled_side_by_side(operand: OperandPlan, sums: int) -> Check:
     """Every byte of B's tile is copied once. Row r from line r % w of matrix r // w, for w columns of a matrix."""
     width, count = operand.smem.extent[0] // sums, len(operand.copies)
     witness = "" if count == sums else f"{count} tensor maps of {sums} matrices"
-    witness = witness or misplaced_columns(operand.smem, width, [one_matrix(tma) for tma in operand.copies], "matrix")
+    witness = witness or misplaced_columns(
+        operand.unit_tile, width, [one_matrix(tma) for tma in operand.copies], "matrix"
+    )
     boxes = sum(len(tma.instructions) for tma in operand.copies)
     statement = (
         f"{boxes} box(es) bring {width} columns of each of {sums} matrices B, one matrix beside the other, each "

@@ -10,7 +10,7 @@ from ...arguments import nearest, shown
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..alignment import line_misfit
-from ..derive import OperandPlan, memory_unit, padded_leading
+from ..derive import OperandPlan, is_padded, memory_unit, padded_leading
 from ..operands.product import SeveralOperands
 from ..plan import GemmPlan
 from .hardware_model import GlobalMatrix
@@ -28,7 +28,7 @@ NUMPY_TAKES = {
     dtype("e4m3"): ("float32", "float8_e4m3fn"),
     dtype("e5m2"): ("float32", "float8_e5m2"),
     tf32: ("float32",),
-    dtype("e2m1"): ("float32",),
+    **{dtype(name): ("float32",) for name in ("e2m1", "e2m3", "e3m2")},
     i8: ("int8",),
     u8: ("uint8",),
 }
@@ -62,7 +62,8 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
         refuse_or_note(f"{operand.name.lower()}: {rule}", f"pitch {leading}", copies, copy)
     buffer = np.zeros((*lines.shape[:-1], leading), dtype=unit.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
-    return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
+    inner = lines.shape[-1] if is_padded(operand) else extent  # as the tensor map counts
+    return GlobalMatrix(buffer.reshape(-1), leading, (inner, count, *lines.shape[:-2]), count * leading)
 
 
 def pitch_of_map(operand: OperandPlan, matrix: GlobalMatrix) -> int:
@@ -77,8 +78,18 @@ def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarr
     """
     if (rounds or operand.dtype != tf32) and values.dtype.name in ("float32", "float16"):
         bits = operand.dtype.encode(values)
-        return bits if operand.dtype.bits >= u8.bits else np.asarray(bits[..., ::2] | bits[..., 1::2] << 4)
+        return bits if operand.dtype.bits >= u8.bits else packed_bits(bits, operand.dtype.bits)
     return values.view(operand.dtype.storage)
+
+
+def packed_bits(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of elements narrower than a byte, packed along the last dimension. The first has the lowest bits.
+
+    >>> packed_bits(np.array([1, 2, 3, 4], np.uint8), 4), packed_bits(np.array([1, 0, 0, 63], np.uint8), 6)
+    (array([33, 67], dtype=uint8), array([  1,   0, 252], dtype=uint8))
+    """
+    split = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, count=bits, bitorder="little")
+    return np.packbits(split.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 
 def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:
@@ -112,6 +123,11 @@ def check_matrices(
 
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
     """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
+    for operand, value in ((plan.a, a), (plan.b, b)):
+        if is_padded(operand) and not isinstance(value, np.ndarray):
+            raise OperandError(
+                f"{operand.name.lower()}: a plan of padded {operand.dtype} takes NumPy arrays of float32"
+            )
     depth = plan.k if isinstance(a, np.ndarray) else plan.k * plan.a.dtype.bits // memory_unit(plan.a.dtype).bits
     for name, value, shape in (("a", a, (plan.rows_of_a, depth)), ("b", b, (depth, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...atoms import MmaAtom, TmaPlan
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tma import gather
-from ...atoms.tma.engine import bytes_moved, global_bits, rounded, shared_bits
+from ...atoms.tma.engine import bytes_moved, global_bits, move_in, rounded, shared_bits
 from ...atoms.tma.gather import one_row
 from ...atoms.tma.plan import TmaCopy
 from ...atoms.tma.rules import TensorMap, whole_units
@@ -127,7 +127,8 @@ class GlobalMatrix:
 
     def map(self, plan: TmaPlan) -> TensorMap:
         """The tensor map of a plan's copies over this matrix."""
-        strides = [step * plan.dtype.bytes for step in (self.leading, self.pitch, *self.further)]
+        size = 1 if plan.dtype.bits < 8 else plan.dtype.bytes  # lines of narrower elements are counted in bytes
+        strides = [step * size for step in (self.leading, self.pitch, *self.further)]
         return plan.over(self.extents, strides[: len(self.extents) - 1])
 
     @property
@@ -149,8 +150,13 @@ def tensor_copy(
 
     A map of TFLOAT32 rounds what it copies.
     """
-    size = plan.dtype.bytes
     tmap = matrix.map(plan)
+    if plan.format:  # 16 elements of 4 or 6 bits, packed at the start of 16 bytes
+        source, inside = global_bits(tmap, coordinate)
+        move_in(tmap, matrix.bits, source, inside, smem.data, shared_bits(tmap, address) - 8 * smem.base)
+        barrier.complete(bytes_moved(tmap))
+        return
+    size = plan.dtype.bytes
     source, inside = global_bits(tmap, coordinate)
     bits = np.where(inside, matrix.bits[source // (8 * size)], matrix.bits.dtype.type(0))
     smem.write(_in_shared(tmap, address) // 8, rounded(tmap, bits), plan.dtype)

@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from ...arguments import nearest, shown
 from ...atoms import OperandDescriptor, Tcgen05Atom, TmaPlan, TmemCopyAtom, smem_tile, tcgen05_cp
+from ...atoms.mma.base import NARROW
 from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import OperandRead
@@ -80,6 +81,7 @@ FORMATS = {
         ScaleFormat("mxfp8", "mxf8f6f4", ("e4m3", "e5m2"), dtype("ue8m0"), 32),
         ScaleFormat("mxfp4", "mxf4", ("e2m1",), dtype("ue8m0"), 32),
         ScaleFormat("nvfp4", "mxf4nvf4", ("e2m1",), dtype("ue4m3"), 16),
+        ScaleFormat("mxf8f6f4", "mxf8f6f4", NARROW, dtype("ue8m0"), 32),
     )
 }
 
@@ -107,6 +109,7 @@ class BlockScales:
     groups   of 128 rows of A and of columns of B in one block's tile
     column   of tensor memory where A's factors begin; B's follow
     joined   A's rows are groups of rows, each of which begins with a chunk: see `chunk_rows`
+    halves   of B, of N columns each, that a tile's columns are of: 2 with a gate, each with whole chunks
     """
 
     format: ScaleFormat
@@ -115,6 +118,7 @@ class BlockScales:
     groups: tuple[int, int]
     column: int
     joined: bool = False
+    halves: int = 1
 
     @cached_property
     def cp(self) -> TmemCopyAtom:
@@ -131,17 +135,18 @@ class BlockScales:
 
     @cached_property
     def copies(self) -> tuple[TmaPlan, TmaPlan]:
-        """The loads of A's and of B's chunks of a K tile, a box each."""
+        """The loads of A's and of B's chunks of a K tile. A box each, of a gate's B for each half."""
         of_a, of_b = (
             TmaPlan(i32, ("word", "chunk", "group"), (CHUNK_WORDS, self.chunks, groups), "none",
                     (TmaCopy((0, 0, 0), 0, rank=0),))
-            for groups in self.groups
+            for groups in (self.groups[0], self.groups[1] // self.halves)
         )  # fmt: skip
         return of_a, of_b
 
     def extents(self, operand: int, rows: W, k: W, batch: W) -> dict[str, W]:
-        """Extents of the tensor map of A's (0) or B's (1) factors, of `rows` in each matrix."""
+        """Extents of the tensor map of A's (0) or B's (1) factors. `rows` are of a matrix, or half of B."""
         joined = self.joined and operand == 0
+        rows = rows * self.halves if operand else rows
         group = chunk_rows(rows, batch) if joined else tile_count(rows, CHUNK_ROWS) * batch
         return {"word": CHUNK_WORDS, "chunk": tile_count(k, self.format.chunk_k), "group": group}
 
@@ -153,9 +158,17 @@ class BlockScales:
         """The coordinates of a tile's chunks, which begin with a group of 128 rows."""
         return {"word": 0, "chunk": k_tile * self.chunks, "group": group}
 
-    def first_group(self, first: W, matrix: W, rows: W) -> W:
-        """The group of 128 rows that a tile begins with. `first` is its first row of a matrix's `rows`."""
-        return matrix * tile_count(rows, CHUNK_ROWS) + first // CHUNK_ROWS
+    def loads(self, operand: int, first: W, matrix: W, rows: W) -> list[tuple[W, int]]:
+        """(group of 128 rows, byte in a stage) of each load of A's (0) or B's (1) factors.
+
+        first  the tile's first row, or column, of a matrix's `rows`, or of each half of B
+        """
+        halves = self.halves if operand else 1
+        each = self.groups[operand] // halves * self.chunks * CHUNK_BYTES
+        begins = matrix * tile_count(rows * halves, CHUNK_ROWS)
+        return [
+            (begins + (first + half * rows) // CHUNK_ROWS, self.offset(operand) + half * each) for half in range(halves)
+        ]
 
     @property
     def bytes(self) -> int:
@@ -202,10 +215,11 @@ class BlockScales:
         """
         m, n, k, batch = sizes
         front, blocks = (batch,) * (batch > 1), tile_count(k, self.format.vector)
-        return {"scale_a": (*(front if not self.joined else ()), m, blocks), "scale_b": (*front, n, blocks)}
+        of_b = (*front, n * self.halves, blocks)
+        return {"scale_a": (*(front if not self.joined else ()), m, blocks), "scale_b": of_b}
 
     def blocked_bytes(self, operand: int, rows: int, k: int, batch: int) -> int:
-        """Bytes of the blocked factors of A (0) or B (1)."""
+        """Bytes of the blocked factors of A (0) or B (1). `rows` are of a matrix, or half of B."""
         extents = self.extents(operand, rows, k, batch)
         return extents["group"] * extents["chunk"] * CHUNK_BYTES
 

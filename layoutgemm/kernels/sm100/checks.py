@@ -168,6 +168,7 @@ def _instruction(plan: Sm100Plan) -> Check:
         says = InstructionDescriptor.decode(word, mma.kind)
     except LayoutError as error:
         return Check("instruction", f"{word:#010x} is a word of kind::{mma.kind}", False, "decoding", str(error))
+    stops = mma.c_dtype.kind == "int"  # sums of integers stop at the ends of int32
     for what, have, want in (
         ("M, N", (says.m, says.n), plan.tile[:2]),
         ("the atom's M, N", mma.shape_mnk[:2], plan.tile[:2]),
@@ -175,7 +176,8 @@ def _instruction(plan: Sm100Plan) -> Check:
         ("majors", (says.a_major, says.b_major), (plan.a.major, plan.b.major)),
         ("K", says.k, mma.shape_mnk[2]),
         ("blocks", mma.cta_group, plan.blocks),
-        ("modifiers", (says.negate_a, says.negate_b, says.sparse, says.saturate, says.max_shift), (False,) * 4 + (0,)),
+        ("modifiers", (says.negate_a, says.negate_b, says.sparse, says.max_shift), (False,) * 3 + (0,)),
+        ("saturate", says.saturate, stops),
     ):
         if have != want and not witness:
             witness = f"{what}: {have}, should be {want}"

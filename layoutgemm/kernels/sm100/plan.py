@@ -18,8 +18,10 @@ from ...arch import arch as arch_named
 from ...arguments import checked, shown
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
+from ...atoms.smem.operand_read import operand_read
+from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
-from ...dtypes import DType
+from ...dtypes import DType, u8
 from ...errors import PlanError
 from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Persistent, Schedule
@@ -71,8 +73,12 @@ THREADS = 32 * (LOADER_WARP + 1)
 SLOT_BYTES = 8  # of the word in which tcgen05.alloc leaves an address, and what aligns the barriers behind it
 # N of an instruction of 128 rows in one block, and of 256 in two: what the PTX ISA's table and CUTLASS both have.
 N_STEP = {1: 16, 2: 32}
-_KINDS = {"bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32"}
+_KINDS = {
+    "bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32", "i8": "i8", "u8": "i8",
+    "e3m2": "f8f6f4", "e2m3": "f8f6f4", "e2m1": "f8f6f4",
+}  # fmt: skip
 _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
+_INTEGERS = ("i32", *_OUTPUTS)  # of integer sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +228,12 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         arch             one with tensor memory, by any of its names: "sm_103a", "sm_110a", "sm_100f"
         m, n, k, batch   any positive sizes; ragged edges are zeros on load and not written on store, but for
                          `bytes_beyond_line`
-        a, b             bf16 or f16 alike, or e4m3 and e5m2 mixed at will; ":row" (default) or ":col". tf32 K-major: a
+        a, b             bf16 or f16 alike; e4m3, e5m2, e3m2, e2m3 and e2m1 mixed at will; or, on sm_100a and sm_110a,
+                         i8 and u8; ":row" (default) or ":col". Floats of 6 and 4 bits are K-major, and K a multiple of
+                         128: tensor maps pad them. Integer sums stop at the ends of int32. tf32 K-major: a
                          "row", b "col"
-        c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
-                         f32 for tf32)
+        c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; a's type unless given
+                         (bf16 for 8-bit floats, f32 for tf32, i32 for integers)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
         order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         indexed          A's rows are gathered, or C's scattered, by TMA, through vectors of indices; m is the product's
@@ -233,7 +241,8 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         gated            a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
                          `Sm90Plan.derive`. Their sums lie side by side in an accumulator's columns
         pair             K of a second pair of matrices, whose product is added, likewise
-        scales           "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (e2m1): a factor for every 32 elements of K,
+        scales           "mxfp8" (a and b e4m3 or e5m2), "mxf8f6f4" (those, e3m2, e2m3 and e2m1, mixed at will), "mxfp4"
+                         or "nvfp4" (both e2m1, packed): a factor for every 32 elements of K,
                          of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
                          256 columns. See `kernels.sm100.block_scales`
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
@@ -250,10 +259,11 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         """
         form = None if scales is None else scale_format(scales)
         config = config or Sm100Config()
-        tile = config.tile or (BLOCK_ROWS, 128 if form else 256)
-        config = config if config.tile else replace(config, tile=tile)
-        check_sizes(m=m, n=n, k=k, batch=batch)
         sums = combination(gated)
+        if config.tile is None:
+            config = gated_scales(config) if form and sums else replace(config, tile=(BLOCK_ROWS, 128 if form else 256))
+        tile = present(config.tile)
+        check_sizes(m=m, n=n, k=k, batch=batch)
         second = pair_of(pair, sums)
         epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
@@ -263,10 +273,12 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
             gated=sums, pair=second, indexed=indexed, epilogue=epilogue, ragged=ragged, along_k=along_k,
             mainloop=mainloop, batch=batch,
         )  # fmt: skip
-        _check_scales(form, (a_spec, b_spec), k, config, asked)
+        _check_scales(form, (a_spec, b_spec), (n, k), config, asked)
         _check_groups(ragged, along_k, (m, n, k, batch), (a_spec, b_spec, c_spec), config.tile_k)
         check_epilogue(epilogue, c_spec)
         check_parts(asked.parts, batch, (*SUMS, *GROUPS))
+        if mainloop is not None and a_spec.dtype.kind != "float":
+            raise PlanError(f"mainloop: a is {a_spec.dtype}, whose sums are exact; scales of rows are an epilogue's")
         asked = replace(asked, mainloop=promoted_of(asked, config, c_spec, n))
         columns = tile[1]
         if sums is not None:
@@ -290,11 +302,10 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         """The plan of a request that has been checked: each object from those before it."""
         (m, n, k, batch), (a_spec, b_spec, c_spec), indexed = sizes, operands, asked.indexed
         (tile_m, tile_n), blocks = present(config.tile), config.blocks
-        kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
-        factors = () if form is None else (form.scale, form.vector)
-        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
+        atom = _atom(target, config, (a_spec, b_spec), form)
         loop = asked.mainloop
-        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        own = u8 if _pads(atom, k, asked) else a_spec.dtype
+        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, own, atom)
         of_a, of_c = matrices_by_map(asked, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
         sums = 1 if asked.gated is None else asked.gated.matrices
@@ -308,7 +319,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         scatters = indexed is not None and indexed.places_rows
         ends = asked.ragged is not None and not scatters
         store = ragged_store(store, of_c > 1) if ends else scattered(indexed, store.of_batch(of_c))
-        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged)
+        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged, sums)
         groups = asked.ragged or asked.along_k
         table = 0 if groups is None else groups.bytes
         stages = _stages(target, (a_plan, b_plan), store, config, scales, table)
@@ -324,7 +335,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
             b=b_plan,
             c=c_spec,
             mma=atom,
-            word=instruction_descriptor(atom, a_plan.major, b_plan.major),
+            word=instruction_descriptor(atom, a_plan.major, b_plan.major, saturate=atom.c_dtype.kind == "int"),
             tile=(tile_m, tile_n, tile_k),
             stages=stages,
             accumulators=config.accumulators,
@@ -449,36 +460,76 @@ def _typed(
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
-    own = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}
-    c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
+    own, whole = {4: "bf16", 6: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}, a_spec.dtype.kind != "float"
+    c_spec = Operand.parse(c if c is not None else "i32" if whole else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
         known = tuple(_KINDS) if form is None else form.types
         if spec.dtype.name not in known:
             said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
             raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}{_other_way(spec)}")
-    if c_spec.dtype.name not in _OUTPUTS:
-        raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
-    check_pair(a_spec, b_spec)
+    outputs = _INTEGERS if whole else _OUTPUTS
+    if c_spec.dtype.name not in outputs:
+        raise refused_output(c_spec.dtype, a_spec.dtype, outputs)
+    if {_KINDS.get(x.dtype.name) for x in (a_spec, b_spec)} != {"f8f6f4"}:
+        check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
 
 
 def _other_way(spec: Operand) -> str:
     """The other way to multiply elements of that type, or ""."""
-    if spec.dtype.name in ("i8", "u8"):
-        return "; config=Sm80Config() asks for mma.sync, which multiplies it"
     if spec.dtype.name == "f32":
         return ": say 'tf32' for f32 rounded to 11 bits of its significand"
     forms = [form.name for form in FORMATS.values() if spec.dtype.name in form.types]
     return f"; with block scales it does, scales = {' or '.join(map(repr, forms))}" if forms else ""
 
 
+def _atom(
+    target: Arch, config: Sm100Config, operands: tuple[Operand, Operand], form: ScaleFormat | None
+) -> Tcgen05Atom:
+    """The instruction. Raises PlanError where the architecture has none for these types."""
+    a, b = (spec.dtype for spec in operands)
+    kind = _KINDS[a.name] if form is None else form.kind
+    factors = () if form is None else (form.scale, form.vector)
+    sums = "f32" if a.kind == "float" else "i32"
+    atom = tcgen05_mma(kind, *present(config.tile), a, b, sums, config.blocks, "smem", *factors)
+    if not exists_on(atom.archs, target):
+        raise PlanError(
+            f"a is {a}; {atom.ptx} is for {', '.join(atom.archs)}, not for {target.name}; config=Sm80Config() asks for "
+            "mma.sync, which multiplies it"
+        )
+    return atom
+
+
+def _pads(atom: Tcgen05Atom, k: int, asked: Asked) -> bool:
+    """True if an operand's elements are padded to a byte each in shared memory. 6 bits, and 4 beside wider ones.
+
+    Raises PlanError for a K and parts that such a product does not have.
+    """
+    padded = [name for name in "AB" if operand_read(atom, name).packing != "packed"]
+    if not padded:
+        return False
+    kind = {"A": atom.a_dtype, "B": atom.b_dtype}[padded[0]]
+    if k % STAGE_BYTES_OF_K:
+        raise PlanError(
+            f"k = {k}: a tensor map of padded {kind} has lines of whole {STAGE_BYTES_OF_K} elements; pad K to "
+            f"{rounded_up(k, STAGE_BYTES_OF_K)}"
+        )
+    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
+    if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
+        raise PlanError(
+            f"{taken[0]}: no kernel has it with padded {kind}; it takes an epilogue, an order, a batch, groups"
+        )
+    return True
+
+
 def _check_scales(
-    form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
+    form: ScaleFormat | None, operands: tuple[Operand, Operand], sizes: tuple[int, int], config: Sm100Config,
     asked: Asked,
 ) -> None:  # fmt: skip
-    """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
+    """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take. `sizes`: N and K."""
     if form is None:
         return
+    n, k = sizes
     for name, spec, order in zip("ab", operands, ("row", "col"), strict=True):
         if spec.order != order:
             raise PlanError(
@@ -497,15 +548,34 @@ def _check_scales(
             f"a tile of {rows} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
             f"for each tile: a tile of {CHUNK_ROWS} rows"
         )
-    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
+    beside = ("gate", "epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
     if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
         raise PlanError(
-            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch, groups"
+            f"{taken[0]}: no kernel has it with block scales; it takes a gate, an epilogue, an order, a batch, groups"
         )
+    if "gate" in asked.parts:
+        if (rows, columns) != gated_scales(config).tile:
+            raise PlanError(
+                f"a tile of {rows}x{columns}: each half of a gate has whole chunks of {CHUNK_ROWS} columns in it, and "
+                f"one CTA has both halves' factors; {BLOCK_ROWS}x{2 * CHUNK_ROWS}"
+            )
+        if n % CHUNK_ROWS:
+            raise PlanError(
+                f"n = {n}: the second half's factors begin with a chunk of {CHUNK_ROWS} columns; a multiple of it"
+            )
+
+
+def gated_scales(config: Sm100Config) -> Sm100Config:
+    """The configuration of a gate with block scales. 128 columns of each half leave room for one accumulator.
+
+    >>> gated_scales(Sm100Config()).tile
+    (128, 256)
+    """
+    return replace(config, tile=(BLOCK_ROWS, 2 * CHUNK_ROWS), accumulators=1)
 
 
 def _scales(
-    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None
+    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None, halves: int
 ) -> BlockScales:
     """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
     if tile_k % form.chunk_k:
@@ -513,7 +583,8 @@ def _scales(
             f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
         )
     taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
-    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, present(config.tile)[1] // CHUNK_ROWS), taken, joined)
+    groups = 1, present(config.tile)[1] // CHUNK_ROWS
+    found = BlockScales(form, atom, tile_k // form.chunk_k, groups, taken, joined, halves)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "
@@ -549,6 +620,10 @@ def _check_groups(
         check_orders(ragged, operands[0], operands[2])
         if ragged.clears:
             raise PlanError("clears: this kernel leaves rows of no group as they are; a new result begins with zeros")
+    if along_k is not None and operands[0].dtype.kind != "float":
+        raise PlanError(
+            f"a is {operands[0].dtype}: groups along K are of 16-bit and of 8-bit floats; convert a and b to bf16"
+        )
     if along_k is not None:
         check_along_k(along_k, sizes, operands[:2], ("tcgen05.mma", (8, 16)), tile_k)
 

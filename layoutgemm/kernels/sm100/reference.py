@@ -51,11 +51,29 @@ from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
 Values = npt.NDArray[np.float32]
+POISON_SUM = np.iinfo(np.int32).min + 12345  # of integers that no product has written
+
+
+def _stopped(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Sums of integers that stop at the ends of int32, as the instruction descriptor says."""
+    ends = np.iinfo(np.int32)
+    return np.asarray(np.clip(sums, ends.min, ends.max).astype(np.int32))
 
 
 def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The 4-bit elements of bytes along the last dimension, the low one first."""
     return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
+
+
+def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """The padded elements of slots of a byte each. 16 lie packed at the start of 16 bytes.
+
+    >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
+    array([ 0,  4, 32,  0,  3], dtype=uint8)
+    """
+    each = np.unpackbits(slots.reshape(*slots.shape[:-1], -1, 16), axis=-1, bitorder="little")[..., : 16 * bits]
+    found = np.packbits(each.reshape(*each.shape[:-1], 16, bits), axis=-1, bitorder="little")
+    return found.reshape(slots.shape)
 
 
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -105,7 +123,8 @@ class _PairBlock:
     def __init__(self, plan: Sm100Plan, rank: int) -> None:
         self.rank = rank
         self.smem = SharedBytes(plan.smem.total)
-        self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
+        whole = plan.mma.c_dtype.kind == "int"
+        self.tensor = np.full((LANES, COLUMNS), *((POISON_SUM, np.int32) if whole else (np.nan, np.float32)))
         self.factors = np.full((LANES, COLUMNS, WORD_BITS // 8), POISON, np.uint8)  # the bytes of the same words
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -257,13 +276,14 @@ class _Group:
             chunk, group = scales.pitches(plan.k)
             bits = np.asarray(self.given[name]).view(tma.dtype.storage)
             source = GlobalMatrix(bits, chunk, tuple([extents[dim] for dim in tma.dims]), group)
-            group = scales.first_group(first[name][0], at["l"], first[name][1])
+            loads = scales.loads(operand, first[name][0], at["l"], first[name][1])
             if scales.joined and operand == 0:
                 starts, before = tables(plan, np.asarray(self.given[present(plan.ragged).name]))
-                group = first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1])
-            place = scales.place(at["k"] // plan.tile[2], group)
-            copy_boxes(tma, tma.instructions, source, place, block.smem, address + scales.offset(operand),
-                       self.blocks[0].full[stage])  # fmt: skip
+                loads = [(first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1]), loads[0][1])]
+            for at_group, offset in loads:
+                place = scales.place(at["k"] // plan.tile[2], at_group)
+                copy_boxes(tma, tma.instructions, source, place, block.smem, address + offset,
+                           self.blocks[0].full[stage])  # fmt: skip
 
     def _copy_scales(self, scales: BlockScales, stage: int, block: _PairBlock) -> None:
         """tcgen05.cp of a stage's chunks: rows through the descriptor, to every place that the atom's map names."""
@@ -310,13 +330,17 @@ class _Group:
         for k_block in range(len(plan.a.descriptor.k_steps)):
             right = np.vstack([self._operand(plan.b, block, stage, k_block) for block in self.blocks])
             for block in self.blocks:
+                old = block.tensor[lane, first + column] if accumulate or k_block else 0
+                if plan.mma.c_dtype.kind == "int":
+                    whole = self._operand(plan.a, block, stage, k_block).astype(np.int64) @ right.T.astype(np.int64)
+                    block.tensor[lane, first + column] = _stopped(old + whole)
+                    continue
                 with np.errstate(invalid="ignore", over="ignore"):
                     left, across = self._operand(plan.a, block, stage, k_block), right
                     if scales is not None:
                         left = left * self._factors(scales, k_block, block, "A")
                         across = right * self._factors(scales, k_block, block, "B")
                     product = np.asarray(left.astype(np.float64) @ across.T, dtype=np.float32)
-                old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
     def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
@@ -325,6 +349,8 @@ class _Group:
         extent = operand.smem.extent[0], depth // operand.per_unit
         at = element_addresses(base, operand.major, extent, operand.unit, "sm_100a")
         bits = block.smem.read(at, operand.unit)
+        if operand.padded:
+            return operand.dtype.decode(unpadded(bits, operand.dtype.bits)).astype(np.float32)
         return operand.dtype.decode(bits if operand.per_unit == 1 else two_to_a_byte(bits)).astype(np.float32)
 
     # --------------------------------------------------------------------------------------------------------- the end
@@ -355,7 +381,8 @@ class _Group:
         ld, beside = load_of(chunk), self.plan.beside
         lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
         own = warp * WARP_LANES + lane
-        return [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+        sums = [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+        return [x.astype(np.float32) for x in sums] if self.plan.c.dtype.kind == "float" else sums
 
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""

@@ -37,6 +37,8 @@ def scale_checks(plan: Sm100Plan) -> list[Check]:
         f"rows; each factor comes to where {plan.mma} reads it, behind the accumulators, from column {scales.column} on"
     )
     found = [Check("block scales", statement, not witness, f"exhaustion ({count} factors)", witness)]
+    if scales.halves > 1:
+        found.append(_chunks_of_halves(plan, scales))
     return found if not scales.joined else [*found, _chunks_of_groups(plan)]
 
 
@@ -58,6 +60,25 @@ def _chunks_of_groups(plan: Sm100Plan) -> Check:
             witness = witness or f"sizes {sizes.tolist()}: {before[-1]} groups of {CHUNK_ROWS} rows, outside of the map"
     statement = f"a tile of a group loads the chunks of its {CHUNK_ROWS} rows, each group's behind the one before"
     return Check("chunks of groups", statement, not witness, f"{len(groups)} ragged batches ({tiles} tiles)", witness)
+
+
+def _chunks_of_halves(plan: Sm100Plan, scales: BlockScales) -> Check:
+    """Each column of a gated tile has its own half's factors. Of the first tiles and the last."""
+    witness, tiles = "", sorted({0, plan.tile_c[1] % plan.n, (plan.tiles[1] - 1) * plan.tile_c[1]})
+    for first in tiles:
+        loads = scales.loads(1, first, 0, plan.n)
+        for row in range(plan.tile[1]):
+            column, half = plan.beside.source(row)
+            want = half * plan.n + first + column
+            number, inside = divmod(row, CHUNK_ROWS)
+            group, offset = loads[number]
+            at = offset - scales.offset(1) - number * scales.chunks * CHUNK_BYTES
+            if (group * CHUNK_ROWS + inside, at) != (want, 0):
+                witness = (
+                    witness or f"column {row} of the tile from {first} has the factors of {group * CHUNK_ROWS + inside}"
+                )
+    statement = f"the {scales.halves} halves of a tile have the chunks of B's columns from {plan.n} columns on"
+    return Check("chunks of halves", statement, not witness, f"exhaustion ({len(tiles)} tiles)", witness)
 
 
 def numbered(scales: BlockScales, operand: int) -> np.ndarray:

@@ -7,7 +7,7 @@ are different objects. A torch without the class guards nothing, and calls are f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -92,6 +92,8 @@ class LastCalls(dict[int, "Guard[Call] | None"]):
         super().__init__()
         self._changes: dict[int, int] = {}
         self.key, self.order = key, tuple(order)
+        self.places = c_calls.Places(self, key, order)
+        self.address = self.places.address
         if on_clear is not None:
             on_clear.append(self.clear)
 
@@ -101,7 +103,7 @@ class LastCalls(dict[int, "Guard[Call] | None"]):
             return
         if len(self) >= MAX_READY:
             self.clear()
-        if "again" not in vars(self) and (found := c_calls.again(self, self.key, self.order)) is not None:
+        if "again" not in vars(self) and (found := c_calls.again(self, self.places)) is not None:
             self.again = found  # type: ignore[method-assign]
         changes = self._changes[at] = self._changes.get(at, 0) + 1
         self[at] = guard if changes <= MAX_CHANGES else None
@@ -140,12 +142,17 @@ class LastCallsByOptions(dict[tuple[Key, int], LastCalls]):
         on_clear.append(self.clear)
 
     def __missing__(self, of: tuple[Key, int]) -> LastCalls:
+        if "again" not in vars(self) and (found := c_calls.by_options(self)) is not None:
+            self.again = found  # type: ignore[method-assign]
         return self.setdefault(of, LastCalls(1, range(of[1])))
 
     def again(self, options: Key, *tensors: torch.Tensor) -> torch.Tensor | None:
-        """As `LastCalls.again`, of these options. Raises TypeError for one without a hash."""
-        last = self.get((options, len(tensors)))
-        return None if last is None else last.again(*tensors)
+        """As `LastCalls.again`, of these options. None too for one without a hash, and without dense tensors."""
+        try:
+            last = self.get((options, len(tensors)))
+            return None if last is None else last.again(*tensors)
+        except c_calls.NO_TENSORS:
+            return None
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):
@@ -209,35 +216,48 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
 
 
-def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them."""
+def check_of(tensors: Sequence[torch.Tensor], begins: bool = False) -> Callable[..., bool] | None:
+    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them.
+
+    begins  whether tensors that begin where others do have to do so in each call
+    """
     if _class is None:
         return None
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
-    own = [x for i, x in enumerate(tensors) if firsts[i] == i]
     try:
-        made = _class(
-            *own, dynamic_dims_sizes=[list(x.shape) for x in own],
-            dynamic_dims_strides=[list(x.stride()) for x in own],
-        )  # fmt: skip
-        check = _of_repeats(_of_plain(made.check), firsts)
+        at = [x.data_ptr() if begins else place for place, x in zip(firsts, tensors)]
+        beside = {i: first for i in sorted({*firsts}) if (first := at.index(at[i])) < i}
+        check = c_calls.alike(tensors, firsts, beside) or _of_repeats(tensors, firsts, beside)
         return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return None
 
 
-def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[..., bool]:
-    """The check of tensors of which some are one object: torch's own holds for none that it is given twice.
+def _of_repeats(
+    tensors: Sequence[torch.Tensor], firsts: Sequence[int], beside: Mapping[int, int]
+) -> Callable[..., bool]:  # fmt: skip
+    """Torch's check of tensors of which some are one object: its own holds for none that it is given twice.
 
     firsts  of each tensor the place where it stands first
+    beside  of some tensors that of an earlier one, which begins at the same address
     """
-    places = [place for place, first in enumerate(firsts) if place == first]
+    places = sorted({*firsts})
+    check = _by_torch([tensors[i] for i in places])
     again = [(place, first) for place, first in enumerate(firsts) if place != first]
-    if not again:
+    if not again and not beside:
         return check
-    return lambda *tensors: all(tensors[i] is tensors[j] for i, j in again) and check(*[tensors[i] for i in places])
+    return lambda *given: (
+        all(given[i] is given[j] for i, j in again)
+        and check(*[given[i] for i in places])
+        and all(given[i].data_ptr() == given[j].data_ptr() for i, j in beside.items())
+    )
 
 
-def _of_plain(check: Callable[..., bool]) -> Callable[..., bool]:
-    """The check of tensors that may be nested: for one, torch's own ends the process."""
+def _by_torch(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Torch's own check, of tensors that may be nested: for one, it ends the process."""
+    assert _class is not None
+    check = _class(
+        *tensors, dynamic_dims_sizes=[list(x.shape) for x in tensors],
+        dynamic_dims_strides=[list(x.stride()) for x in tensors],
+    ).check  # fmt: skip
     return c_calls.plain(check) or (lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors))

@@ -16,33 +16,74 @@ from types import CodeType
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.autograd.forward_ad as _forward
 
-from ...kernels.epilogue.parameters import number_word
+from ...kernels.epilogue.parameters import float_below, number_word
 from ...memo import function_key, is_value
-from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
+from . import c_calls
+from .c_calls import RepeatPlan, modes_of_dispatch, modes_of_functions
+from .guards import ALIGNED, MAX_CHANGES, MAX_READY, LastCalls, check_of
 from .kept_launches import KEPT, KeptCall, Served
 
 Arguments = Sequence[Any]
 Options = Mapping[str, Any]
 Again = Callable[[Arguments, Options], object]
-GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
+Lasts = Mapping[tuple[int, "str | None"], LastCalls]
+GIVEN, OUT, EPILOGUE = "given", "out", "epilogue"  # options: operands by name, where the result goes, and the chain
 MAX_OF_KIND = 8  # calls of the same shapes and names: beyond, none is kept, as of a function that each call makes anew
 SEVERAL = (tuple, list)
+
+
+def epilogue_key(get: Callable[[str], object]) -> int:
+    """The epilogue's part of a call's key in `RepeatedCalls.last`. The shared argument's id is the other."""
+    found = get(EPILOGUE)
+    return 0 if found is None else id(found)
 
 
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
 
-    last  what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is a
-          place to look first, never a proof: an id may come to be another object's
-    seen  all, by the first operand's shape, the weight's, and the names of the options
+    last    what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is
+            a place to look first, never a proof: an id may come to be another object's
+    seen    all, by the first operand's shape, the weight's, and the names of the options
+    alone   calls of tensors alone, by their number, and of one more, by its name
+    weight  the place of the argument that most calls share
+    first   the result of the kept call that was the last one of such arguments, or None; None while no call is kept.
+            C looks for it where there is a compiler: `c_calls.first`
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Lasts, weight: int) -> None:
         self.last: dict[int, Again | Literal[False]] = {}
         self.seen: dict[tuple[object, ...], list[Again]] = {}
+        self.alone, self.weight = dict(alone), weight
+        self.first: Again | None = None
         self._changes: dict[int, int] = {}
         KEPT.on_clear.append(self.clear)
+
+    def _first(self, arguments: Arguments, options: Options) -> object:
+        """`first` without a C compiler."""
+        if len(arguments) <= self.weight:
+            return None
+        shared = arguments[self.weight]
+        if len(options) < 2 and type(shared) not in SEVERAL:
+            found = self.alone.get((len(arguments), next(iter(options), None)))
+            try:
+                made = None if found is None else found.again(*arguments, *options.values())
+            except c_calls.NO_TENSORS:
+                made = None
+            if made is not None:
+                return made
+        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+            return None
+        at = id(shared[0] if type(shared) in SEVERAL and shared else shared)
+        known = self.last.get(at ^ epilogue_key(options.get))
+        return known(arguments, options) if known else None
+
+    def look_first(self) -> None:
+        """Look for calls by `first` from now on."""
+        if self.first is None:
+            alone = {of: last.places for of, last in self.alone.items()}
+            self.first = c_calls.first(self.last, alone, self.weight, EPILOGUE) or self._first
 
     def clear(self) -> None:
         """Drop all."""
@@ -52,6 +93,7 @@ class RepeatedCalls:
 
     def note(self, at: int, again: Again) -> None:
         """Look for a call here first from now on."""
+        self.look_first()
         if len(self.last) >= MAX_READY:
             self.last.clear()
             self._changes.clear()
@@ -116,7 +158,7 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         return None
     if any(len(function_key(x)) != 1 for x in of_options.others.values()):
         return None  # of a function that reads variables
-    check = _check_of(tensors)
+    check = check_of(tensors, begins=True)
     kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
@@ -124,25 +166,32 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     if into is None and call.kept.result is None and call.kept.kind is None:
         return None
     product = kept.call(count, beside, into)
+    records = any(x.requires_grad for x in tensors)
+    plan = RepeatPlan(
+        functions=(check, product, torch.is_grad_enabled if records else None, number_word),
+        given=GIVEN,
+        operands=-2 if GIVEN not in options else -1 if options[GIVEN] is None else len(given),
+        arguments=[(type(each), len(each)) if type(each) in SEVERAL else (None, 1) for each in arguments],
+        options=len(options),
+        compared=[
+            (place, name, x, is_value(x))
+            for place, of in ((False, of_options), (True, of_given))
+            for name, x in of.others.items()
+        ],
+        named=[(place, name) for place, of in ((False, of_options), (True, of_given)) for name in of.tensors],
+        numbers=[(operand, operand.name, float_below(operand)) for operand in kept.numbers],
+    )
+    if (made := plan.call()) is not None:
+        return made
     names: dict[str, Any] = {
         "check": check, "kept": kept, "fixed": [*of_options.others.values()],
         "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled, "product": product,
         "word": number_word, "numbers": kept.numbers,
     }  # fmt: skip
-    records = any(x.requires_grad for x in tensors)
     source = source_of(arguments, options, of_options, of_given, records, words)
     exec(_code(source), names)
-    made: Again = names["again"]
-    return made
-
-
-def _check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """The check of tensors. Those that begin where others do have to do so in each call."""
-    check, begins = check_of(tensors), [x.data_ptr() for x in tensors]
-    pairs = [(i, first) for i, at in enumerate(begins) if (first := begins.index(at)) < i]
-    if check is None or not pairs:
-        return check
-    return lambda *given: check(*given) and all(given[i].data_ptr() == given[j].data_ptr() for i, j in pairs)
+    found: Again = names["again"]
+    return found
 
 
 def _memory(x: torch.Tensor) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ mode keeps them until `run_decompositions`.
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -100,6 +101,16 @@ def _nothing(*arguments: object) -> None:
     """A graph that runs has been checked when it was traced."""
 
 
+def _as_torch_reads(kind: Any) -> Any:
+    """A type in a signature. Torch 2.6 reads the aliases of `typing` alone.
+
+    >>> _as_torch_reads(Sequence[int]), _as_torch_reads(list[torch.Tensor]), _as_torch_reads(int)
+    (typing.Sequence[int], typing.List[torch.Tensor], <class 'int'>)
+    """
+    alias: Any = {Sequence: typing.Sequence, list: typing.List}.get(typing.get_origin(kind))  # noqa: UP006
+    return alias[typing.get_args(kind)] if alias else kind
+
+
 def schema_of(call: Callable[..., object], mutates: Sequence[str] = (), returns: object = torch.Tensor) -> str:
     """The schema of an operator with the parameters of `call`.
 
@@ -108,8 +119,9 @@ def schema_of(call: Callable[..., object], mutates: Sequence[str] = (), returns:
 
     def prototype() -> None: ...
 
-    typed = inspect.signature(call, eval_str=True).replace(return_annotation=returns)
-    prototype.__signature__ = typed  # type: ignore[attr-defined]
+    typed = inspect.signature(call, eval_str=True).replace(return_annotation=_as_torch_reads(returns))
+    given = [each.replace(annotation=_as_torch_reads(each.annotation)) for each in typed.parameters.values()]
+    prototype.__signature__ = typed.replace(parameters=given)  # type: ignore[attr-defined]
     found: str = torch.library.infer_schema(prototype, mutates_args=tuple(mutates))
     return found
 

@@ -22,7 +22,7 @@ from ..compiled.traced import CHECKS, check_kinds, named, refusal, refuse
 from ..scaled_grouped.grouped import INTS, grouped_product
 from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped
-from ..scaled_grouped.recipes import TENSOR, fast_accum, recipe_text
+from ..scaled_grouped.recipes import TENSOR, fast_accum, named_recipes
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from ..types import of_mask
 from .torch_rows import gathered, known_indices, of_rows, selected
@@ -110,7 +110,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
     check_config(config)
     if (known := known_indices(rows)) is not None:
         check_inside("rows", known, a.shape[0], "a")
-    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+    names = named_recipes(recipes, *scales)
     call = checked_grouped(of_rows(a, rows), b, groups, said, *scales, finish, out, asked, *names)
     return grouped_product(call, a, b, groups, *scales, finish, config, out, KeptKey(key), rows)
 

@@ -46,11 +46,15 @@ def inside_rows(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.T
 def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """The rows of x that indices name, zeros for those outside.
 
+    Elements of 8 bits go as integers, which all of torch's kernels take.
+
     >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
     [[2.0], [0.0], [0.0]]
     >>> selected(torch.tensor([1.0, 2.0]), torch.tensor([1, -1])).tolist()
     [2.0, 0.0]
     """
+    if x.is_floating_point() and x.dtype.itemsize == 1:
+        return selected(x.view(torch.uint8), indices).view(x.dtype)
     inside, named = inside_rows(indices, x.shape[0])
     return torch.where(inside if x.ndim > 1 else inside.squeeze(-1), x.index_select(0, named), 0)
 
@@ -72,11 +76,8 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
 
 
 def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A's chosen rows, zeros for indices outside. Elements of 8 bits go as integers, which all of torch's kernels
-    take."""
-    if a.dtype.itemsize > 1:
-        return selected(a, rows)
-    return selected(a.view(torch.uint8), rows).view(a.dtype)
+    """A's chosen rows, zeros for indices outside."""
+    return selected(a, rows)
 
 
 def of_rows(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ def scaled_groups(
         for x, scale in zip(b, scales, strict=True)
     ]
     of, tables = call.recipes, tuple[torch.Tensor, ...]()
-    blocks = of is not None and of.in_mainloop and all(x.recipes == of for x in others)
+    blocks = of is not None and of.in_mainloop and not of.by_instruction and all(x.recipes == of for x in others)
     if blocks and call.form in (ROWS, MASKED) and 0 not in (*call.shape, *a.shape, call.experts):
         check_numbers(numbers, said, len(b))
         tables = scale_a.resolve_neg(), one_behind_the_other(scales)

@@ -43,7 +43,7 @@ def traced_scaled(
     out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
     text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
     _refuse_underived(text, lists, of.tensors, of.tensors, out, out_dtype, False)
-    names = recipe_names(options["recipe_a"], options["recipe_b"], config)
+    names = recipe_names(options["recipe_a"], options["recipe_b"], config, of.scale_a, of.scale_b)
     refuse_finish(None, of.a, out_dtype)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     arguments = (*of, *lists, text)
@@ -88,7 +88,7 @@ def traced_grouped(
     text, lists = traced_operands(epilogue, given, beside, tensors, out, gated)
     constants = tensors if scale_a is not None or a.dtype.itemsize == 1 else {}
     _refuse_underived(text, lists, tensors, constants, out, out_dtype, b.ndim == 3 and a.ndim == 2)
-    names = recipe_names(options["recipe_a"], options["recipe_b"], config)
+    names = recipe_names(options["recipe_a"], options["recipe_b"], config, scale_a, scale_b)
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
     read, written, numbers, wholes = lists
@@ -146,15 +146,21 @@ def _refuse_underived(
     refuse(refusal("derivative of groups", text, out_dtype, of_rows))
 
 
-def recipe_names(recipe_a: object, recipe_b: object, config: Sm90Config | None) -> tuple[str, str]:
-    """The recipes' names, refused under the compiler, as a configuration of another class is."""
-    for name, recipe in (("recipe_a", recipe_a), ("recipe_b", recipe_b)):
-        refuse(refusal("recipe", name, recipe))
+def recipe_names(
+    recipe_a: object, recipe_b: object, config: Sm90Config | None, *scales: torch.Tensor | None
+) -> tuple[str, str]:
+    """The recipes' names, refused under the compiler, as a configuration of another class is.
+
+    scales  of both operands, for recipes that are of one type of scales alone
+    """
+    kind_a, kind_b = [getattr(x, "dtype", None) for x in scales] or (None, None)
+    for name, recipe, kind in (("recipe_a", recipe_a, kind_a), ("recipe_b", recipe_b, kind_b)):
+        refuse(refusal("recipe", name, recipe, kind))
     refuse(refusal("plain config", config))
-    return _text(recipe_a), _text(recipe_b)
+    return _text(recipe_a, kind_a), _text(recipe_b, kind_b)
 
 
 @constant_in_graphs
-def _text(recipe: object) -> str:
-    """The name of a recipe that has been checked: a constant to the compiler."""
-    return recipe_text("recipe", recipe)
+def _text(recipe: object, kind: torch.dtype | None) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler. `kind`: of the scales."""
+    return recipe_text("recipe", recipe, kind)

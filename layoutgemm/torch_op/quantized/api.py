@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+import functools
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar
+from typing import cast as cast_as
 
 import torch
 
@@ -30,6 +32,7 @@ from ..checks import (
     transforms,
 )
 from ..compiled.lowering import register
+from ..compiled.repeated_calls import RepeatedCalls
 from ..compiled.traced import refuse, refuse_unknown
 from ..epilogue import arguments_beside, gate_of, refusal_of_epilogue
 from ..own_epilogue.recorded import derivable as formula_alone
@@ -40,7 +43,7 @@ from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .epilogue_operator import traced
 from .experts import QuantizedExperts, check_experts, checked_experts
-from .kept import Key, find, found_last
+from .kept import READY, Key, find, found_last, note_again
 from .launch import check_bias, flat, quantized_product
 from .operators import checked_call, derivable, facts_of, recorded_product
 from .own_epilogue import (
@@ -58,6 +61,29 @@ _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 _autocast = torch._C._is_any_autocast_enabled
 
 
+F = TypeVar("F", bound=Callable[..., torch.Tensor])
+_AGAIN = RepeatedCalls({}, 1)
+READY.on_clear.append(_AGAIN.clear)
+
+
+def _found_first(product: F) -> F:
+    """The function, whose last call with the same weights is looked for first: in C, and without its defaults."""
+
+    @functools.wraps(product)
+    def call(*arguments: object, **options: object) -> torch.Tensor:
+        if _is_traced():
+            return product(*arguments, **options)
+        if _AGAIN.first is not None and (found := _AGAIN.first(arguments, options)) is not None:
+            return cast_as(torch.Tensor, found)
+        made = product(*arguments, **options)
+        if len(arguments) == 2 and type(arguments[1]) is QuantizedWeight:
+            note_again(_AGAIN, arguments[1], options)
+        return made
+
+    return cast_as(F, call)
+
+
+@_found_first
 @sees_unknown
 def quantized_matmul(
     x: torch.Tensor,

@@ -6,13 +6,16 @@ keep  the launch of a checked product whose tensors are read in place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ...kernels.epilogue.parameters import number_word
+from ...memo import is_value
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
+from ..compiled.c_calls import RepeatPlan
 from ..compiled.guards import (
     ALIGNED,
     FIRST_GPU,
@@ -23,8 +26,10 @@ from ..compiled.guards import (
     LastCallsByOptions,
     guarded,
 )
+from ..compiled.repeated_calls import RepeatedCalls
 from ..launch import DirectLaunch, NewResult, NewTensor, ProductCall, empty_on_gpu, making, raw_stream
 from ..problem import contiguous_strides
+from .weights import QuantizedWeight
 
 Key = tuple[object, ...]
 
@@ -124,6 +129,46 @@ def find(
     if short:
         guarded(SEEN, short, tensors, found, MAX_READY)
     return key, c
+
+
+_WITH_WEIGHTS = "scale_x", "bias"  # options of a call that are tensors, in the order of a launch
+
+
+def note_again(calls: RepeatedCalls, weight: QuantizedWeight, options: Mapping[str, object]) -> None:
+    """Let `calls` find the last call of these weights and options by its arguments.
+
+    Not one with an epilogue of its own, or an output: its launch is another.
+    """
+    if any(x is not None for name, x in options.items() if name not in (*_WITH_WEIGHTS, *_OPTIONS)):
+        return
+    tensors = [name for name in _WITH_WEIGHTS if options.get(name) is not None]
+    count = 2 + (weight.scales is not None) + len(tensors)
+    try:
+        last = LAST.get(((weight.kind, *[options.get(name) for name in _OPTIONS]), count))
+    except TypeError:  # an option without a hash
+        return
+    guard = None if last is None else last.get(id(weight.units))
+    at = id(weight)
+    if guard is None or calls.last.get(at) is False:
+        return
+    others = {name: x for name, x in options.items() if name not in tensors}
+    own = ("units", True, None), ("scales", weight.scales is not None, None), ("kind", False, weight.kind)
+    plan = RepeatPlan(
+        functions=(guard.check, guard.kept, None, number_word),
+        given="given",
+        operands=-2,
+        arguments=[(None, 1), (type(weight), len(own))],
+        options=len(options),
+        compared=[(False, name, x, is_value(x)) for name, x in others.items()],
+        named=[(False, name) for name in tensors],
+        numbers=(),
+        attributes=own,
+    )
+    if (found := plan.call()) is not None:
+        calls.note(at, found)
+
+
+_OPTIONS = "activation", "out_dtype", "config"  # of the key of `LAST`, behind the weights' kind
 
 
 def _again(kept: KeptProduct, tensors: Sequence[torch.Tensor], scale_x: torch.Tensor | None) -> torch.Tensor | None:

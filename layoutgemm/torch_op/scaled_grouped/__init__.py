@@ -6,6 +6,7 @@ A call passes through these files, in this order:
     operators    torch.ops.layoutgemm.scaled_matmul and grouped_matmul, with derivatives
     grouped      forms, checks and products of groups
     scaled       checks and products with scales
+    block_factors  the tensor cores' own block scales: formats, orders, values
     block_scaled  operator, checks and products with the tensor cores' own block scales
     kept         launches, kept for the next call
     by_mma       the plan on GPUs without wgmma

@@ -51,7 +51,7 @@ from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import Config, config_text
 from ..problem import asks_tcgen05
 from ..prologue.grouped_api import grouped_prologue_product, with_function_applied
-from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled
+from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled, factors_beside
 from .epilogue import why_unfinished
 from .grouped import (
     ALONG_K,
@@ -82,7 +82,7 @@ from .operators import (
     recorded_type,
 )
 from .own_epilogue import ScaledFactors, with_epilogue
-from .recipes import fast_accum, recipe_text
+from .recipes import fast_accum, named_recipes, recipe_text
 from .scaled import APART, BiasActivation, check_config, scaled_product, unswapped
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
-@repeated_first(_scaled_again, {3: _SCALED_A.last, 4: _SCALED.last}, weight=2)
+@repeated_first(_scaled_again, (3, 4), {(3, None): _SCALED_A.last, (4, None): _SCALED.last}, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: Scale,
@@ -249,8 +249,9 @@ def scaled_matmul(
     Factors are (M, K / 32), which are copied, or lie contiguously by SwizzleType.SWIZZLE_32_4_4, padded to 128 rows and
     4 factors, in any other shape; `swizzle_a` says so where the shape does not. [factors, number] has a float32 scale
     of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(). Bias and activation go with
-    them, and no gate, no other parts and no out_recipe. Their sums are float32, whatever use_fast_accum is. On the CPU
-    a factor below 0 is refused; on a GPU none is looked at, and its sign is not read.
+    them, or an epilogue; no gate, no other parts and no out_recipe. Beside an epilogue a scale of the whole operand is
+    its first step. Their sums are float32, whatever use_fast_accum is. On the CPU a factor below 0 is refused; on a GPU
+    none is looked at, and its sign is not read.
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -277,7 +278,8 @@ def scaled_matmul(
         parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
         of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))  # type: ignore[arg-type]
-        return _scaled_with_more(of, parts, own, given, ComposedOptions(out, config, out_dtype, None), out_recipe)
+        result_of, swizzles = ComposedOptions(out, config, out_dtype, None), (swizzle_a, swizzle_b)
+        return _scaled_with_more(of, parts, own, given, result_of, out_recipe, swizzles)
     of_blocks = swizzle_a is not None or swizzle_b is not None
     if _is_traced() or out_recipe is not None:  # others are looked for among kept launches first
         of_blocks = of_blocks or asks_block_scales(a, scale_a, scale_b)
@@ -325,11 +327,15 @@ def _first_scaled(
 
 def _scaled_with_more(
     of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
-    options: ComposedOptions, out_recipe: object,
+    options: ComposedOptions, out_recipe: object, swizzles: tuple[object, object],
 ) -> torch.Tensor:  # fmt: skip
     """The product with parts, or with an epilogue and its operands."""
-    if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None):
-        refuse_or_raise(BESIDE)
+    if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None, *swizzles):
+        if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
+            refuse_or_raise(BESIDE)
+        said = *of.recipes, *swizzles
+        scale_a, scale_b, names = factors_beside((of.scale_a, of.scale_b), said, options.config, out_recipe)
+        of = of._replace(scale_a=scale_a, scale_b=scale_b, recipes=(names[0] or None, names[1] or None))
     if own["add_rows"] is not None and leaves_tiles(asked.order) and out_recipe is None:
         return _sums_of_tiles(of, asked, own, given, options)
     if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
@@ -447,22 +453,27 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
 
 
 @constant_of_objects
-def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
-    """The refusal of options that are no tensors, or "": a constant to the compiler."""
-    texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
+def _refusal_of_options(
+    recipe_a: object, recipe_b: object, config: object, kinds: tuple[torch.dtype | None, ...] = (None, None)
+) -> str:
+    """The refusal of options that are no tensors, or "": a constant to the compiler. `kinds`: of the scales."""
+    texts = [refusal("recipe", "recipe_a", recipe_a, kinds[0]), refusal("recipe", "recipe_b", recipe_b, kinds[1])]
     return next(filter(None, texts), "") or refusal("plain config", config)
 
 
 @constant_in_graphs
-def _recipe_text(recipe: object) -> str:
-    """The name of a recipe that has been checked: a constant to the compiler."""
-    return recipe_text("recipe", recipe)
+def _recipe_text(recipe: object, scale: torch.dtype | None = None) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler. `scale`: the type of the scales."""
+    return recipe_text("recipe", recipe, scale)
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, {2: None, 3: _GROUPED[OFFSETS].last}, weight=1, takes=(ENDS, COUNTS))
+@repeated_first(
+    _grouped_again, (2, 3),
+    {(3, None): _GROUPED[OFFSETS].last, (2, ENDS): _GROUPED[ENDS].last, (2, COUNTS): _GROUPED[COUNTS].last}, weight=1,
+)  # fmt: skip
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], offsets: torch.Tensor | None = None, *,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
@@ -501,6 +512,9 @@ def grouped_matmul(
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Along K the blocks are those of K, (M, K blocks) and (N / 128, K blocks) or
               (N, K blocks); a scale of each row and column of each group is (experts, M, 1) and (experts, 1, N)
+              Block scales of the tensor cores, as for scaled_matmul, have factors of the same types: (rows, K / 32) and
+              (experts, N, K / 32), or flat by SWIZZLE_32_4_4. In that order each group of rows is padded to 128, in as
+              much memory as any groups of so many rows need. Of all forms but K; with config=Sm100Config() on a GPU
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
     activation  of the same forms also a gate, "swiglu" or "geglu": b is [gate | up] of each expert, (experts, K, 2N),
@@ -590,7 +604,7 @@ def grouped_matmul(
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
-    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    names = named_recipes((recipe_a, recipe_b), scale_a, scale_b)
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
     if expected_rows is not None:
@@ -842,14 +856,15 @@ def _traced_grouped(
     groups, said = given[0] if given else (None, OFFSETS)
     read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
-    refuse(_refusal_of_options(*recipes, config))
+    kinds = getattr(scale_a, "dtype", None), getattr(scale_b, "dtype", None)
+    refuse(_refusal_of_options(*recipes, config, kinds))
     refuse_finish(activation, a, out_dtype)
     if scale_a is not None or a.dtype.itemsize == 1:
         _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b, bias=bias)}, out)
     elif out is not None and differentiated(a, b, bias, out):
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)
-    names = _recipe_text(recipes[0]), _recipe_text(recipes[1])
+    names = _recipe_text(recipes[0], kinds[0]), _recipe_text(recipes[1], kinds[1])
     CHECK_GROUPED(a, b, groups, scale_a, scale_b, bias, out, said, activation, out_dtype, *names)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
         a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config), bias, activation,

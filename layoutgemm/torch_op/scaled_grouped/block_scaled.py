@@ -8,11 +8,7 @@ and b its factors, and one float32 scale of the whole operand or none:
     factors            BlockWise1x32, BlockWise1x16    as given; no scale of all
     [factors, number]  [BlockWise1x16, "TensorWise"]   both, as torch.nn.functional.scaled_mm has them
 
-    swizzle_a           factors of (M, K)
-    ------------------  ----------------------------------------------------------------------------------------
-    "NO_SWIZZLE"        (M, K blocks) of any strides; copied to the order below
-    "SWIZZLE_32_4_4"    the contiguous order of `kernels.sm100.block_scales`, in any shape; read where they lie
-    None                the first if the shape is (M, K blocks), else the second
+`swizzle_a` names the order of factors; None for the one that the shape says: see `block_factors`.
 
 The kernel multiplies the sums by the scales of whole operands in its epilogue, before bias and activation. On the CPU
 all is computed in float64.
@@ -25,54 +21,56 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
-from ...arch import arch
 from ...arguments import nearest, shown
-from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.plan import tile_count
-from ...kernels.planner import without_block_scales
-from ...kernels.run.operand_checks import check_operands, resolved
-from ...kernels.run.torch_tensors import TORCH_NAMES
-from ...kernels.sm80.plan import Sm80Config
-from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm100.block_scales import CHUNK_BYTES, CHUNK_FACTORS, CHUNK_ROWS, FORMATS, ScaleFormat, blocked_view
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
+from ..bias_activation import GATES
 from ..checks import check_activation, check_device, check_out, copied, needs_dispatcher, refuse_derivatives, stored_as
 from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import CHECKS, check_kinds, checking_operator, named, refusal, refuse, refuse_finish
+from ..composed.api import refuse_or_raise
+from ..epilogue import gate_of
 from ..operators import operator_of, with_autograd
-from ..prepared import Config, config_text, on_gpu, target
+from ..prepared import Config, config_text, on_gpu
 from ..problem import asks_tcgen05
-from ..reference import exact
 from ..types import C_NAMES, GroupsPlan
-from .by_mma import HOPPER, MmaProduct, mma_plan
+from .block_factors import (
+    BLOCK_RECIPES,
+    BLOCKED,
+    ELEMENTS,
+    FACTORS,
+    PAIRS,
+    PLAIN_ORDER,
+    FactorLines,
+    block_sums,
+    elements_of_k,
+    format_of,
+    listed_types,
+)
+from .by_mma import MmaProduct, mma_plan
 from .epilogue import scale_step
+from .gated import why_by_torch
 from .kept import KeptKey, Key, find, launch
 from .operators import WAY_OUT, plain_config
-from .recipes import TENSOR, as_members
+from .recipes import SCALES, TENSOR, as_members
 from .scaled import BiasActivation, check_bias, check_config, finished_by_torch, line
 
 Scale: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"  # factors; or with a number of all
 _is_traced = torch.compiler.is_dynamo_compiling
-_ELEMENTS = {
-    getattr(torch, TORCH_NAMES[name]): name
-    for form in FORMATS.values() for name in form.types if hasattr(torch, TORCH_NAMES[name])
-}  # fmt: skip
-_FACTORS = {
-    getattr(torch, TORCH_NAMES[form.scale.name]): form.scale.name
-    for form in FORMATS.values() if hasattr(torch, TORCH_NAMES[form.scale.name])
-}  # fmt: skip
-PAIRS = getattr(torch, TORCH_NAMES["e2m1"], None)  # two elements of K in a byte; None before torch 2.8
-_RECIPES = tuple(dict.fromkeys([f"BlockWise1x{form.vector}" for form in FORMATS.values()]))
-PLAIN_ORDER, BLOCKED = "NO_SWIZZLE", "SWIZZLE_32_4_4"
 _NO_OUT_RECIPE = "out_recipe: no product with block scales quantises its result; layoutgemm.quantize takes it"
 BESIDE = (
-    "a product with block scales takes bias and activation; layoutgemm.plan(..., scales='mxfp8', epilogue=, order=) "
-    "has kernels with more"
+    "a product with block scales takes bias and activation, or an epilogue; layoutgemm.plan(..., scales='mxfp8', "
+    "order=) has kernels with an order of tiles"
+)
+_OF_ALL = (
+    "scale_{side} is a list: beside an epilogue a scale of all is its first step, Scale('global_{side}', True), with "
+    "given={{'global_{side}': number}}"
 )
 
 
@@ -109,6 +107,7 @@ class BlockScaledCall(NamedTuple):
     kind     the result's type, of that `shape`
     k        elements of K
     blocked  whether factors of a, and of b, lie in the kernel's order
+    halves   columns of b for each of the result: 2 with a gate
     """
 
     form: str
@@ -116,15 +115,22 @@ class BlockScaledCall(NamedTuple):
     shape: tuple[int, ...]
     k: int
     blocked: tuple[bool, bool]
+    halves: int = 1
+
+    def laid(self, of: BlockFactors) -> list[torch.Tensor]:
+        """The factors of A and B, whose shape says their order: flat in the kernel's."""
+        return [x.view(-1) if flat else x for x, flat in zip((of.scale_a, of.scale_b), self.blocked, strict=True)]
+
+    def lines(self, operand: int) -> FactorLines:
+        """The places of the factors of A (0) or B (1)."""
+        lines = self.shape[operand - 2] * (self.halves if operand else 1)
+        return FactorLines((*self.shape[:-2], lines, tile_count(self.k, FORMATS[self.form].vector)))
 
     @property
-    def factors(self) -> int:
-        """Factors of a row."""
-        return tile_count(self.k, FORMATS[self.form].vector)
-
-    def blocked_bytes(self, operand: int) -> int:
-        """Bytes of the factors of A (0) or B (1) in the kernel's order."""
-        return prod(blocked_view(self.shape[operand - 2], self.factors, prod(self.shape[:-2]))[0])
+    def ungated(self) -> BlockScaledCall:
+        """The product of all columns in float32, which a gate may follow."""
+        shape = (*self.shape[:-1], self.shape[-1] * self.halves)
+        return self._replace(kind=torch.float32, shape=shape, halves=1)
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -139,7 +145,7 @@ def asks_block_scales(a: object, scale_a: object, scale_b: object, *swizzles: ob
     kinds = [getattr(x, "dtype", None) for x in (scale_a, scale_b)]
     lists = isinstance(scale_a, (list, tuple)) or isinstance(scale_b, (list, tuple))
     pairs = PAIRS is not None and getattr(a, "dtype", None) == PAIRS
-    return lists or pairs or all(kind in _FACTORS for kind in kinds) or any(x is not None for x in swizzles)
+    return lists or pairs or all(kind in FACTORS for kind in kinds) or any(x is not None for x in swizzles)
 
 
 def check_options(
@@ -157,7 +163,7 @@ def check_options(
     for side, recipe, swizzle, count in zip("ab", (recipe_a, recipe_b), (swizzle_a, swizzle_b), counts, strict=True):
         if count not in (1, 2):
             raise OperandError(f"scale_{side} is {count} tensors: the factors, or [factors, a float32 scale of all]")
-        found[f"recipe_{side}"] = _first(f"recipe_{side}", recipe, "ScalingType", _RECIPES, TENSOR, count)
+        found[f"recipe_{side}"] = _first(f"recipe_{side}", recipe, "ScalingType", BLOCK_RECIPES, TENSOR, count)
         orders = PLAIN_ORDER, BLOCKED
         found[f"swizzle_{side}"] = _first(f"swizzle_{side}", swizzle, "SwizzleType", orders, PLAIN_ORDER, count)
     check_config(config)
@@ -191,81 +197,29 @@ def checked_block_scaled(
     check_device(of.a)
     refuse_derivatives(of.named, WAY_OUT)
     a, b = of.a, of.b
-    form = _form(of, options)
+    form = format_of(of.a, of.scale_a, of.b, of.scale_b, options[:2])
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         pairs = "; a byte has two elements of K, of a and of b" if a.dtype == PAIRS else ""
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both{pairs}")
     kind = stored_as(torch.float8_e4m3fn, out_dtype, a.dtype)
-    front, k = tuple(a.shape[:-2]), a.shape[-1] * (2 if a.dtype == PAIRS else 1)
-    count = tile_count(k, form.vector)
-    blocked = (
-        _is_blocked("scale_a", of.scale_a, (*front, a.shape[-2], count), options.swizzle_a, form),
-        _is_blocked("scale_b", of.scale_b, (*front, b.shape[-1], count), options.swizzle_b, form),
-    )
+    front, k = tuple(a.shape[:-2]), elements_of_k(a)
+    check_activation(activation)
+    finish = BiasActivation(of.bias, activation)  # type: ignore[arg-type]  # by the check
+    shape = (*front, a.shape[-2], finish.columns(b))
+    call = BlockScaledCall(form.name, kind, shape, k, (False, False), finish.halves)
+    blocked = [
+        call.lines(operand).is_blocked(name, x, form, swizzle)
+        for operand, (name, x, swizzle) in enumerate(zip(SCALES, (of.scale_a, of.scale_b), options[2:], strict=True))
+    ]
+    call = call._replace(blocked=(blocked[0], blocked[1]))
     for name, x in (("scale_a[1]", of.global_a), ("scale_b[1]", of.global_b)):
         if x is not None and (x.dtype != torch.float32 or x.numel() != 1):
             raise OperandError(f"{name} is {x.dtype} of shape {list(x.shape)}: a scale of all is one float32 element")
-    check_activation(activation, ())
     check_bias(of.bias, [(b.shape[-1],)])
-    call = BlockScaledCall(form.name, kind, (*front, a.shape[-2], b.shape[-1]), k, blocked)
     if out is not None:
         check_out(out, call.shape, kind, of.named)
     return call
-
-
-def _form(of: BlockFactors, options: BlockOptions) -> ScaleFormat:
-    """The format of the operands' types. Raises OperandError, naming the first that no format has."""
-    for name, x in (("a", of.a), ("b", of.b)):
-        if x.dtype not in _ELEMENTS:
-            raw = "; its bytes of two elements are view(torch.float4_e2m1fn_x2)" if x.dtype == torch.uint8 else ""
-            raise OperandError(f"{name} is {x.dtype}: block scales are of {_listed(_ELEMENTS)}{raw}")
-    for name, x in (("scale_a", of.scale_a), ("scale_b", of.scale_b)):
-        if x.dtype not in _FACTORS:
-            raw = f"; bytes of e8m0 are {name}.view(torch.float8_e8m0fnu)" if x.dtype == torch.uint8 else ""
-            raise OperandError(f"{name} is {x.dtype}: factors are {_listed(_FACTORS)}{raw}")
-    elements, factors = {_ELEMENTS[x.dtype] for x in (of.a, of.b)}, {_FACTORS[x.dtype] for x in of[1:4:2]}  # type: ignore[union-attr]
-    for form in FORMATS.values():
-        if elements <= set(form.types) and factors == {form.scale.name}:
-            for name, recipe in (("a", options.recipe_a), ("b", options.recipe_b)):
-                if recipe and recipe != f"BlockWise1x{form.vector}":
-                    kinds = f"{of.a.dtype} with {of.scale_a.dtype} is {form.name}"
-                    raise OperandError(f"recipe_{name} {recipe}: {kinds}, BlockWise1x{form.vector}")
-            return form
-    own = f"a is {of.a.dtype}, b {of.b.dtype}, scale_a {of.scale_a.dtype}, scale_b {of.scale_b.dtype}"
-    known = "; ".join([
-        f"{form.name}: {' and '.join(TORCH_NAMES[x] for x in form.types)} with {TORCH_NAMES[form.scale.name]}"
-        for form in FORMATS.values()
-    ])  # fmt: skip
-    raise OperandError(f"{own}: formats are {known}")
-
-
-def _listed(kinds: Sequence[torch.dtype] | dict[torch.dtype, str]) -> str:
-    return " and ".join([str(kind).removeprefix("torch.") for kind in kinds])
-
-
-def _is_blocked(name: str, x: torch.Tensor, shape: tuple[int, ...], swizzle: str, form: ScaleFormat) -> bool:
-    """True if factors lie in the kernel's order. Raises TensorError for factors of neither order.
-
-    shape  of factors in rows: ([batch,] rows, K blocks)
-    """
-    *front, rows, count = shape
-    chunks = tile_count(rows, CHUNK_ROWS), tile_count(count, CHUNK_FACTORS)
-    size = prod(front) * prod(chunks) * CHUNK_BYTES
-    if swizzle != BLOCKED and x.ndim == len(shape) and tuple(x.shape) == shape:
-        return False
-    if swizzle != PLAIN_ORDER and x.numel() == size and x.is_contiguous():
-        return True
-    said = f"{list(shape)}, a factor for each {form.vector} of K"
-    whole = f"contiguous, {prod(front)} * {chunks[0]} * {chunks[1]} * {CHUNK_BYTES} = {size} factors by {BLOCKED}"
-    known = {PLAIN_ORDER: said, BLOCKED: whole}.get(swizzle, f"{said}; or {whole}")
-    gaps = "" if x.is_contiguous() else f" and strides {list(x.stride())}"
-    wide = (
-        f"; {name}.float() has scales of 128"
-        if count and x.shape[-1:] == (tile_count(count * form.vector, 128),)
-        else ""
-    )
-    raise TensorError(f"{name} has shape {list(x.shape)}{gaps}: {form.name} takes {known}{wide}")
 
 
 # ------------------------------------------------------------------------------------------------------------ reference
@@ -273,56 +227,11 @@ def _is_blocked(name: str, x: torch.Tensor, shape: tuple[int, ...], swizzle: str
 
 def sums(call: BlockScaledCall, of: BlockFactors) -> torch.Tensor:
     """The scaled sums in float64, on the CPU. Raises OperandError for a factor below 0, which no format has."""
-    left, right = _values(call, of.a, of.scale_a, 0), _values(call, of.b.mT, of.scale_b, 1)
-    value = exact(left, right.mT)
+    scale_a, scale_b = call.laid(of)
+    value = block_sums(FORMATS[call.form], of.a, scale_a, of.b, scale_b)
     for scale in (of.global_a, of.global_b):
         value = value if scale is None else value * scale.detach().double().reshape(())
     return value
-
-
-def _values(call: BlockScaledCall, x: torch.Tensor, scale: torch.Tensor, operand: int) -> torch.Tensor:
-    """Elements times factors, (..., rows, K): of A (0), or of B (1) transposed."""
-    x, factors = resolved(x.detach()), plain_factors(call, scale, operand).double()
-    below = (factors < 0).nonzero()
-    if len(below):
-        at = below[0].tolist()
-        raise OperandError(f"scale_{'ab'[operand]}{at} is {factors[tuple(at)].item()}: a factor is not below 0")
-    if x.dtype == PAIRS:
-        codes = x.view(torch.uint8)
-        halves = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
-        e2m1 = dtype("e2m1")
-        elements = torch.tensor(
-            [float(each) for each in e2m1.decode(np.arange(1 << e2m1.bits, dtype=np.uint8))]
-        ).double()[halves.long()]
-    else:
-        elements = x.double()
-    return elements * factors.repeat_interleave(FORMATS[call.form].vector, -1)[..., : call.k]
-
-
-def plain_factors(call: BlockScaledCall, x: torch.Tensor, operand: int) -> torch.Tensor:
-    """The factors of A (0) or B (1) as ([batch,] rows, K blocks)."""
-    x = resolved(x.detach())
-    if not call.blocked[operand]:
-        return x
-    *front, rows = *call.shape[:-2], call.shape[operand - 2]
-    shape, strides = blocked_view(rows, call.factors, prod(front))
-    padded = (
-        x.view(torch.uint8).reshape(-1).as_strided(shape, strides).reshape(*front, prod(shape[1:4]), prod(shape[4:]))
-    )
-    return padded[..., :rows, : call.factors].contiguous().view(x.dtype)
-
-
-def blocked_factors(call: BlockScaledCall, x: torch.Tensor, operand: int) -> torch.Tensor:
-    """The factors of A (0) or B (1) in the kernel's order, flat. A copy is padded by zero bits."""
-    x = resolved(x.detach())
-    if call.blocked[operand]:
-        return x.view(-1)
-    rows = call.shape[operand - 2]
-    shape, strides = blocked_view(rows, call.factors, prod(call.shape[:-2]))
-    beside = 0, prod(shape[4:]) - call.factors, 0, prod(shape[1:4]) - rows
-    made = torch.empty(prod(shape), dtype=torch.uint8, device=x.device)
-    made.as_strided(shape, strides).copy_(torch.nn.functional.pad(x.view(torch.uint8), beside).reshape(shape))
-    return made.view(x.dtype)
 
 
 # -------------------------------------------------------------------------------------------------------------- product
@@ -330,13 +239,15 @@ def blocked_factors(call: BlockScaledCall, x: torch.Tensor, operand: int) -> tor
 
 @lru_cache(256)
 def block_epilogue(scales: tuple[str, ...], bias: str | None, activation: str | None) -> Epilogue:
-    """The epilogue of whole operands' scales by name, a bias's type, an activation.
+    """The epilogue of whole operands' scales by name, a bias's type, an activation. A gate comes behind it.
 
     >>> [type(step).__name__ for step in block_epilogue(("global_a",), "bf16", "relu").steps]
     ['Scale', 'Bias', 'Activation']
     """
     steps = [step for name in scales for step in scale_step(name, "m", TENSOR)]
     steps += [] if bias is None else [Bias("n", bias)]
+    if activation in GATES:
+        return Epilogue(*steps, sums=len(steps))
     return Epilogue(*steps, *([] if activation is None else [Activation(activation)]))
 
 
@@ -345,16 +256,13 @@ def plan_of(
 ) -> tuple[GroupsPlan, str]:
     """The plan of a product, and why this configuration. Raises OperandError where tcgen05 was not asked for."""
     index = of.a.get_device()
-    if not asks_tcgen05(config):
-        code = target(index)[0]
-        why = without_block_scales(arch(code), Sm90Config if code == HOPPER else Sm80Config, FORMATS[call.form])
-        raise OperandError(f"{why}; config=Sm100Config() explains and launches tcgen05's")
     m, n = call.shape[-2:]
     scales = tuple([name for name in ("global_a", "global_b") if name in of.named])
     epilogue = block_epilogue(scales, None if of.bias is None else C_NAMES[of.bias.dtype], activation)
-    types = _ELEMENTS[of.a.dtype], f"{_ELEMENTS[of.b.dtype]}:col", C_NAMES[call.kind]
+    types = ELEMENTS[of.a.dtype], f"{ELEMENTS[of.b.dtype]}:col", C_NAMES[call.kind]
     sizes = m, n, call.k, prod(call.shape[:-2])
-    plan, why = mma_plan(MmaProduct(sizes, types, epilogue=epilogue or None, form=call.form), index, config)  # type: ignore[arg-type]
+    product = MmaProduct(sizes, types, epilogue=epilogue or None, gate=gate_of(activation), form=call.form)
+    plan, why = mma_plan(product, index, config)  # type: ignore[arg-type]
     assert isinstance(plan, Sm100Plan)
     return plan, why
 
@@ -367,7 +275,8 @@ def block_scaled_product(
     if 0 in call.shape:
         return torch.empty(call.shape, dtype=call.kind, device=of.a.device) if out is None else out
     if not call.k or not on_gpu(of.a.get_device()):  # an empty sum is 0, and bias and activation follow
-        wide = sums(call, of) if call.k else torch.zeros(call.shape, dtype=torch.float32, device=of.a.device)
+        zeros = call.ungated.shape
+        wide = sums(call, of) if call.k else torch.zeros(zeros, dtype=torch.float32, device=of.a.device)
         value = finished_by_torch(wide, of.bias, BiasActivation(of.bias, activation), call.kind)
         return value if out is None else out.copy_(value)
     if of.a.ndim == 3 and of.a.shape[0] == 1:
@@ -377,13 +286,16 @@ def block_scaled_product(
             call._replace(shape=call.shape[1:]), one, activation, config, None if out is None else out[0]
         )
         return c.unsqueeze(0) if out is None else out
+    if call.halves > 1 and why_by_torch(of.b, factors=True):
+        wide = block_scaled_product(call.ungated, of._replace(bias=None), None, config)
+        value = finished_by_torch(wide, of.bias, BiasActivation(of.bias, activation), call.kind)
+        return value if out is None else out.copy_(value)
     if not key:
         key, found = find(of.a, of.b, of.scale_a, of.scale_b, of[4:], out, ("block scaled", call, activation, config))
         if found is not None:
             return found
     plan, _ = plan_of(call, of, activation, config)
-    given = of.scale_a, of.scale_b
-    factors = [blocked_factors(call, x, operand) for operand, x in enumerate(given)]
+    factors = [call.lines(operand).blocked(x) for operand, x in enumerate(call.laid(of))]
     vectors = {name: x.reshape(()) for name, x in of.named.items() if name.startswith("global")}
     vectors |= {} if of.bias is None else {"bias": line(of.bias)}
     lying = all(call.blocked) and vectors.get("bias") is of.bias
@@ -466,6 +378,37 @@ class BlockArguments(NamedTuple):
         if of.scale_b is None:
             raise OperandError("scale_b is missing: with block scales a and b have factors")
         return checked_block_scaled(of, self.activation, self.out, self.out_dtype, options), of, options
+
+
+def factors_beside(
+    given: tuple[object, object], options: tuple[object, ...], config: object, out_recipe: object
+) -> tuple[torch.Tensor, torch.Tensor, tuple[str, str]]:
+    """The factors of a product with an epilogue, and the names of their recipes.
+
+    The factors' shapes say their order then.
+
+    given    scale_a and scale_b
+    options  both recipes, then both swizzles
+
+    Raises OperandError or TensorError, or has the tracer meet an operator that does.
+    """
+    for side, x in zip("ab", given, strict=True):
+        if isinstance(x, (list, tuple)):
+            refuse_or_raise(_OF_ALL.format(side=side))
+    plain = *options, (1, 1), config, out_recipe
+    refuse_or_raise(refusal("block scales", *plain))
+    recipe_a, recipe_b, *swizzles = _names(*plain)
+    laid = []
+    for name, x, swizzle in zip(SCALES, given, swizzles, strict=True):
+        if swizzle and getattr(x, "dtype", None) not in FACTORS:
+            kinds = listed_types(FACTORS)
+            refuse_or_raise(f"swizzle_{name[-1]}: an order of factors of {kinds}, and {name} has none")
+        if swizzle == BLOCKED:
+            if not x.is_contiguous():  # type: ignore[attr-defined]  # a tensor, by its type
+                refuse_or_raise(f"{name} has strides {list(x.stride())}: {BLOCKED} is contiguous")  # type: ignore[attr-defined]
+            x = x.view(-1)  # type: ignore[attr-defined]
+        laid.append(x)
+    return laid[0], laid[1], (recipe_a, recipe_b)  # type: ignore[return-value]
 
 
 def block_scaled(given: BlockArguments, key: Key = ()) -> torch.Tensor:

@@ -18,10 +18,11 @@ from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
 from ...kernels.operands.promoted import mainloop_of
-from ...kernels.planner import PlanParts, mma_configs, plan
+from ...kernels.planner import PlanParts, mma_configs, plan, without_block_scales
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ..prepared import target
 from ..types import GroupsConfig
@@ -65,7 +66,14 @@ class MmaProduct(NamedTuple):
 
 
 def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan | Sm100Plan, str]:
-    """The plan on a GPU, and why this configuration. Raises OperandError for an Sm90Config, and the first refusal."""
+    """The plan on a GPU, and why this configuration.
+
+    Raises OperandError for an Sm90Config, for block scales unless tcgen05 is asked for, and the first refusal.
+    """
+    if of.form is not None and not isinstance(config, Sm100Config):
+        code = target(index)[0]
+        why = without_block_scales(arch(code), Sm90Config if code == HOPPER else Sm80Config, FORMATS[of.form])
+        raise OperandError(f"{why}; config=Sm100Config() explains and launches tcgen05's")
     on = target(index, config)
     if isinstance(config, Sm90Config):
         raise OperandError(f"config is one of sm_90a's kernel, and cuda:{index} runs {on[0]}; an Sm80Config is for it")

@@ -37,6 +37,7 @@ from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
 from ..types import C_NAMES
+from .block_factors import copied_factors, factor_lines, format_by_recipe
 from .block_scaled import BlockArguments
 from .block_scaled import plan_of as block_plan
 from .epilogue import SCALE_C
@@ -76,14 +77,17 @@ def explain_block_scaled(given: BlockArguments) -> Explanation:
     call, of, _ = given.checked()
     if 0 in (*call.shape, call.k):
         return ZEROS
+    if call.halves > 1 and (by_torch := why_by_torch(of.b, factors=True)):
+        every = given._replace(activation=None, bias=None, out=None, out_dtype=torch.float32)
+        return gated_after(explain_block_scaled(every), by_torch, call.shape)
     plan, why = block_plan(call, of, given.activation, given.config)
-    copies = []
-    for operand, (name, x) in enumerate(zip(SCALES, (of.scale_a, of.scale_b), strict=True)):
-        if not call.blocked[operand]:
-            size = call.blocked_bytes(operand)
-            copies.append((f"{name}: shape {list(x.shape)}, and tcgen05.cp takes chunks by SWIZZLE_32_4_4", size))
-    form = f"{call.form}: the instruction applies the factors"
-    return of_plan(plan, of.a, of.b, given.out, f"{form}; {why}", copies)
+    copies = copied_factors((call.lines(0), call.lines(1)), dict(zip(SCALES, call.laid(of), strict=True)))
+    return of_plan(plan, of.a, of.b, given.out, f"{_applied(call.form)}; {why}", copies)
+
+
+def _applied(form: str) -> str:
+    """The sentence on block scales of a format."""
+    return f"{form}: the instruction applies the factors"
 
 
 def explain_own_epilogue(
@@ -104,7 +108,11 @@ def explain_own_epilogue(
     if gated or promotes(call, finish.fast):
         plan, why, _ = own_plan(made._replace(steps=whole), finish.fast, every, config)
         reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
-        if promotes(call, finish.fast):
+        if call.recipes.by_instruction:
+            form = format_by_recipe(of.a.dtype, call.recipes.a)
+            reason = _applied(form.name)
+            copies += copied_factors(factor_lines(of.a, of.b, form), of.scales)
+        elif promotes(call, finish.fast):
             reason = "scales of K blocks are the main loop's" if call.recipes.in_mainloop else "exact sums"
         partial = [(partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes)] if plan.partials else []
         return _derived(of_plan(plan, of.a, of.b, out, f"{reason}; {why}", [*copies, *partial]), call, of.b, operands)
@@ -159,7 +167,11 @@ def _scaled(
     if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
         plan, why = plan_of(call, a, b, finish, config)
         reason = "exact sums"
-        if call.recipes.in_mainloop:
+        if call.recipes.by_instruction:
+            form = format_by_recipe(a.dtype, call.recipes.a)
+            reason = _applied(form.name)
+            copies += copied_factors(factor_lines(a, b, form), scales)
+        elif call.recipes.in_mainloop:
             reason = "scales of K blocks are the main loop's"
         elif finish.fast:
             reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
@@ -238,10 +250,14 @@ def _grouped(
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
-    copies = _copied_beside(call, (a.ndim, b.ndim), named(scale_a=scale_a, scale_b=scale_b), groups)
-    if finish.gate is not None and (by_torch := why_by_torch(b)):
-        wide = ungated(call, b, torch.float32)
-        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
+    copies: list[tuple[str, int]] = []
+    if rows is not None and call.recipes is not None and call.recipes.by_instruction:
+        a, rows = _gathered(a, rows, copies), None
+    copies += _copied_beside(call, (a, b), named(scale_a=scale_a, scale_b=scale_b), groups)
+    of_factors = call.recipes is not None and call.recipes.by_instruction
+    if finish.gate is not None and (by_torch := why_by_torch(b, of_factors)):
+        wide, plain = ungated(call, b, torch.float32), finish._replace(activation=None)
+        found = _grouped(wide, a, b, groups, scale_a, scale_b, plain, None, config, rows)
         return gated_after(found, by_torch, call.shape)
     if call.in_batch_of_one:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
@@ -252,6 +268,13 @@ def _grouped(
     return of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
 
 
+def _gathered(a: torch.Tensor, rows: torch.Tensor, copies: list[tuple[str, int]]) -> torch.Tensor:
+    """A stand-in for chosen rows of A that torch gathers; the copy is noted."""
+    made = torch.empty((*rows.shape, a.shape[-1]), dtype=a.dtype, device="meta")
+    copies.append((f"a: torch gathers {rows.numel()} chosen rows", made.nbytes))
+    return made
+
+
 def _one_launch(form: str) -> str:
     """The sentence on a launch of groups of that form."""
     what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(form, "ends")
@@ -259,12 +282,14 @@ def _one_launch(form: str) -> str:
 
 
 def _copied_beside(
-    call: GroupedCall, ranks: tuple[int, int], scales: dict[str, torch.Tensor], groups: torch.Tensor
+    call: GroupedCall, factors: tuple[torch.Tensor, torch.Tensor], scales: dict[str, torch.Tensor], groups: torch.Tensor
 ) -> list[tuple[str, int]]:
-    """Copies of operands beside A and B: why, and bytes. `ranks`: of these two."""
+    """Copies of operands beside A and B, the `factors`: why, and bytes."""
     copies: list[tuple[str, int]] = []
+    if call.recipes is not None and call.recipes.by_instruction:
+        copies += copied_factors(call.lines(*factors), scales)
     if call.recipes is not None and not call.recipes.in_mainloop:
-        of = {"scale_a": ranks[0], "scale_b": ranks[1]}
+        of = {"scale_a": factors[0].ndim, "scale_b": factors[1].ndim}
         vectors, _ = vectors_of(call.recipes, of, scales)
         for name, rank in of.items():
             one = {name: vectors[name]} if name in vectors else {}
@@ -282,10 +307,14 @@ def explain_grouped_epilogue(
     made = checked_groups(of, epilogue, given, asked)
     if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
         return ZEROS
+    gathered: list[tuple[str, int]] = []
+    if made.of.rows is not None and made.call.recipes is not None and made.call.recipes.by_instruction:
+        chosen = _gathered(made.of.a, made.of.rows, gathered)
+        made = made._replace(of=made.of._replace(a=chosen, rows=None))
     one = of_one_group(made)
     call, of = one.call, one.of
     assert of.groups is not None
-    copies = _copied_beside(call, (of.a.ndim, of.b.ndim), of.scales, of.groups)
+    copies = gathered + _copied_beside(call, (of.a, of.b), of.scales, of.groups)
     further = of.matrices[1:]
     out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
     one = with_readable_gate(one)

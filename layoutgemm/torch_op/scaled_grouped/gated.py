@@ -6,6 +6,7 @@ b                                          by
 -----------------------------------------  ------------------------------------------------------------------
 (E, 2H, K) transposed: columns contiguous  the grouped kernel, of [gate | up] of each expert; of 8 bits always
 (E, K, 2H): rows contiguous                the grouped kernel in float32, then torch
+block scales, H no multiple of 128         likewise
 recorded by autograd                       the grouped product in the result's type, then torch, as of `matmul`
 
 Scales are of 8 bits, and so of the first line.
@@ -15,11 +16,15 @@ from __future__ import annotations
 
 import torch
 
-from .scaled import FP8
+from ...kernels.operands.gated import HALVES
+from ...kernels.sm100.block_scales import CHUNK_ROWS
 
 
-def why_by_torch(b: torch.Tensor) -> str:
-    """Why no kernel gates the product, or ""."""
-    if b.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1):
+def why_by_torch(b: torch.Tensor, factors: bool = False) -> str:
+    """Why no kernel gates the product, or "". `factors`: it has the tensor cores' own block scales."""
+    columns = b.shape[-1] // HALVES
+    if factors and columns % CHUNK_ROWS:
+        return f"b: {columns} columns of a half; the other half's factors begin with a chunk of {CHUNK_ROWS} columns"
+    if b.itemsize == 1 or (b.stride(-2) == 1 and b.stride(-1) != 1):
         return ""
     return f"b: rows of {b.shape[-1]} contiguous elements; a gated product's kernel reads a K-major b"

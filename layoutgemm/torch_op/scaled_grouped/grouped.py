@@ -36,6 +36,7 @@ from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH
+from ...kernels.plan import present
 from ...kernels.ragged import AlongK, Ragged, check_multiples, masked_rows
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.choose.rules import whole_columns
@@ -48,12 +49,24 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
 from ..checks import check_activation, check_alike, stored_as
+from ..compiled.traced import named
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
+from .block_factors import (
+    ELEMENTS,
+    Lines,
+    blocked_tables,
+    elements_of_k,
+    factor_lines,
+    format_by_recipe,
+    format_of,
+    has_factors,
+    places_in_chunks,
+)
 from .by_mma import MmaProduct, batch_config, by_mma, mma_plan
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
@@ -67,10 +80,12 @@ from .scaled import (
     beside,
     check_addresses,
     check_bias,
+    checked_factors,
     derived,
     finished_by_torch,
     line,
     of_group,
+    of_one,
     scaled_product,
     span_of,
     sums,
@@ -81,6 +96,7 @@ from .scaled import (
 ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
 INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
 _KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"}  # names of what was measured
+_JOINED = {ROWS: "a", COLUMNS: "b"}  # operands whose rows, or columns, lie in groups
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 MASKED_GROUPS = "masked groups"
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
@@ -111,6 +127,18 @@ class GroupedCall(NamedTuple):
     def leaves_rows(self) -> bool:
         """True if there may be rows or columns in no group, which are not written."""
         return self.said in (ENDS, COUNTS) and self.form != ALONG_K
+
+    def lines(self, a: torch.Tensor, b: torch.Tensor) -> Lines:
+        """The places of block scales, of operands as they are multiplied."""
+        recipes = present(self.recipes)
+        return factor_lines(a, b, format_by_recipe(a.dtype, recipes.a), _JOINED.get(self.form, ""), self.experts)
+
+    def places(self, lines: Lines, groups: torch.Tensor) -> torch.Tensor | None:
+        """The place of each row, or column, of groups among block scales. None of a batch's."""
+        joined = next((line for line in lines if line.groups), None)
+        if joined is None:
+            return None
+        return places_in_chunks(joined.shape[-2], groups[1:] if self.said == OFFSETS else groups, joined.rows)
 
     @property
     def in_batch_of_one(self) -> bool:
@@ -155,7 +183,9 @@ def check_grouped(
     names   of the recipes, "" for those that the shapes say
     """
     scaled = scale_a is not None or scale_b is not None
-    _check_types(a, b, scaled)
+    by_instruction = has_factors(a, scale_a, scale_b)
+    if not by_instruction:
+        _check_types(a, b, scaled)
     form = _form(a, b, groups, said)
     k = a.shape[-1]
     if k != b.shape[-2] or (a.ndim == b.ndim == 3 and a.shape[0] != b.shape[0]):
@@ -163,7 +193,7 @@ def check_grouped(
     experts = b.shape[0] if b.ndim == 3 else a.shape[0] if a.ndim == 3 else 0
     if groups is not None:
         experts = _check_groups(a, b, groups, said, experts)
-    kind = stored_as(a.dtype, out_dtype)
+    kind = stored_as(FP8[0] if by_instruction else a.dtype, out_dtype, a.dtype)
     check_activation(finish.activation)
     if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
         name = "bias" if finish.bias is not None else "activation"
@@ -176,9 +206,26 @@ def check_grouped(
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
             raise OperandError(f"{what} without a scale_a")
         return GroupedCall(form, said, experts, None, kind, shape)
+    if by_instruction:
+        return GroupedCall(form, said, experts, _of_factors(form, a, b, scale_a, scale_b, names, experts), kind, shape)
     recipes = _check_scales(form, a, b, scale_a, scale_b, names, experts)
     span = 1 if form == ALONG_K else span_of(a.shape[-1], recipes, scale_a, scale_b)
     return GroupedCall(form, said, experts, recipes, kind, shape, span)
+
+
+def _of_factors(
+    form: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None,
+    names: tuple[str, str], experts: int,
+) -> Recipes:  # fmt: skip
+    """The recipes of block scales. Raises OperandError or TensorError for groups along K, and for other factors."""
+    of_k = format_of(a, scale_a, b, scale_b, names)
+    if form == ALONG_K:
+        raise OperandError(
+            f"scale_a: {of_k.name} of groups along K has no kernel; scales of 128 of K, of rows and of columns have one"
+        )
+    return checked_factors(
+        factor_lines(a, b, of_k, _JOINED.get(form, ""), experts), of_k, {"scale_a": scale_a, **named(scale_b=scale_b)}
+    )
 
 
 def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
@@ -299,7 +346,8 @@ def grouped_product(
     clears   `out` is a new result's memory: rows of no group become zeros
     """
     clears = clears or out is None
-    if rows is not None and (0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
+    apart = call.recipes is not None and call.recipes.by_instruction  # no kernel reads such rows by index
+    if rows is not None and (apart or 0 in (*call.shape, *a.shape, call.experts) or not on_gpu(a.get_device())):
         a, rows = gathered(a, rows), None
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
@@ -314,8 +362,8 @@ def grouped_product(
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
-    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
-        return _gated_by_torch(call, a, b, groups, finish, config, out, rows, clears)
+    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b, apart):
+        return _gated_by_torch(call, a, b, groups, (scale_a, scale_b), finish, config, out, rows, clears)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
@@ -332,13 +380,14 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 
 def _gated_by_torch(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
-    config: GroupsConfig | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: GroupsConfig | None,
+    out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
     plain = finish._replace(activation=None)
-    wide = grouped_product(every, a, b, groups, None, None, plain, config, rows=rows)
+    wide = grouped_product(every, a, b, groups, *scales, plain, config, rows=rows)
     return _stored(call, finished(call, wide, groups, finish._replace(bias=None)), groups, out, clears)
 
 
@@ -426,7 +475,7 @@ def _one_group(
     recipes = call.recipes or Recipes("", "")
     scale_a, scale_b = scales
     if not (call.form == ALONG_K and recipes.in_mainloop):
-        scale_a, scale_b = [of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
+        scale_a, scale_b = [of_one(x, of) for x, of in zip(scales, recipes, strict=True)]
     if finish.bias is not None and finish.bias.ndim > 1:
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
@@ -472,6 +521,9 @@ def _by_kernel(
     if call.recipes is not None and not call.recipes.in_mainloop:
         vectors, lying = vectors_of(call.recipes, {"scale_a": a.ndim, "scale_b": b.ndim}, given)
         given = {}
+    if call.recipes is not None and call.recipes.by_instruction:
+        lines = call.lines(a, b)
+        given, lying = blocked_tables(lines, given, call.places(lines, groups))
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
@@ -507,7 +559,7 @@ def plan_of(
     """
     own = epilogue is not None
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
-    if by_mma(a.get_device(), config):
+    if (call.recipes is not None and call.recipes.by_instruction) or by_mma(a.get_device(), config):
         of = mma_product(call, a, b, numbers, finish, ends, rows, epilogue, how)
         return mma_plan(of, a.get_device(), config)
     if call.form == ALONG_K:
@@ -539,7 +591,7 @@ def mma_product(
     how: Combined | None = None,
 ) -> MmaProduct:  # fmt: skip
     """All that decides on a plan by mma.sync; arguments are those of `plan_of`. Rows of no group stay as they are."""
-    (m, n), k, offsets = call.shape[-2:], a.shape[-1], INTS[numbers.dtype]
+    (m, n), k, offsets = call.shape[-2:], elements_of_k(a), INTS[numbers.dtype]
     types, scales = types_and_scales(call, a, b, finish)
     groups: Ragged | AlongK = Ragged.of(call.experts, offsets, call.form == MASKED, ends)
     if call.form == ALONG_K:
@@ -551,7 +603,8 @@ def mma_product(
             )
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
-    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed)
+    form = format_by_recipe(a.dtype, call.recipes.a).name if call.recipes and call.recipes.by_instruction else None
+    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed, form=form)
 
 
 def types_and_scales(
@@ -559,6 +612,8 @@ def types_and_scales(
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
     """The types of A, B and C with their orders, and the main loop's scales. A plain sum has None for these."""
     recipes = call.recipes
+    if recipes is not None and recipes.by_instruction:
+        return (ELEMENTS[a.dtype], f"{ELEMENTS[b.dtype]}:col", C_NAMES[call.kind]), None
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     return (NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]), scales
@@ -717,6 +772,13 @@ def group_sums(
 ) -> Iterator[tuple[int, Part, torch.Tensor]]:  # fmt: skip
     """(number, index in C, sums in float64) of each group with elements of C."""
     values, recipes = groups.tolist(), call.recipes or Recipes("", "")
+    if recipes.by_instruction:
+        lines = call.lines(a, b)
+        places = call.places(lines, groups)
+        scale_a, scale_b = [
+            line.plain(present(x), places if line.groups else None)
+            for line, x in zip(lines, (scale_a, scale_b), strict=True)
+        ]
     if call.form == MASKED:
         for e, count in enumerate(values):
             scales = [of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]

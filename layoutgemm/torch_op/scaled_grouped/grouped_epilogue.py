@@ -71,6 +71,7 @@ from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, on_gpu
 from ..types import GroupsConfig, GroupsPlan
+from .block_factors import blocked_tables
 from .by_mma import batch_config, by_mma
 from .epilogue import why_unfinished
 from .epilogue_gradients import ProductFormula, check_derivable
@@ -94,8 +95,8 @@ from .grouped import (
 from .kept import PLANS, launch_once
 from .operators import checked_grouped, differentiable
 from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
-from .recipes import Recipes, fast_accum, recipe_text
-from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_group
+from .recipes import Recipes, fast_accum, named_recipes
+from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_one
 
 _OF_ROWS = ("rows", "a_rows", COPIED)
 
@@ -394,8 +395,8 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
         else:
             assert call.recipes is not None
             sums = torch.ops.layoutgemm.grouped_matmul(
-                of.a, of.b, of.groups, of.said, of.scale_a, of.scale_b, torch.float32, *call.recipes, "", None, None,
-                made.fast,
+                of.a, of.b, of.groups, of.said, of.scale_a, of.scale_b, torch.float32, *call.recipes,
+                config_text(made.config) if call.recipes.by_instruction else "", None, None, made.fast,
             )  # fmt: skip
         rows = self._rows()
         found = steps_by_torch(self.epilogue, sums, self.every, call.kind, made.gate, rows=rows)
@@ -448,7 +449,7 @@ def checked_groups(
     if of.rows is not None and of.rows.numel() and not a.shape[-2]:
         raise OperandError(f"a has no rows, and rows has {of.rows.numel()} indices")
     read = a if of.rows is None else of_rows(a, of.rows)
-    names = recipe_text("recipe_a", asked.recipes[0]), recipe_text("recipe_b", asked.recipes[1])
+    names = named_recipes(asked.recipes, of.scale_a, of.scale_b)
     scales = of.scale_a, of.scale_b
     call = checked_grouped(read, b, of.groups, of.said, *scales, finish, out, asked.out_dtype, *names)
     if call.form == COLUMNS:
@@ -509,7 +510,9 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
             return torch.empty(0, dtype=call.kind, device=device)
         return torch.zeros(call.shape, dtype=call.kind, device=device) if out is None else out
     index, of_batch = of.a.get_device(), of.rows is not None and of.rows.ndim == 2
-    if of.rows is not None and (0 in of.a.shape or not on_gpu(index) or (of_batch and by_mma(index, made.config))):
+    apart = call.recipes is not None and call.recipes.by_instruction  # no kernel reads such rows by index
+    apart = apart or 0 in of.a.shape or not on_gpu(index) or (of_batch and by_mma(index, made.config))
+    if of.rows is not None and apart:
         made = made._replace(of=of.gathered())
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
@@ -589,7 +592,7 @@ def of_one_group(made: CheckedGroups) -> CheckedGroups:
     if not call.in_batch_of_one:
         return made
     recipes = call.recipes or Recipes("", "")
-    scales = [of_group(x, name, 0) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
+    scales = [of_one(x, name) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
     a, *b = [x if x.ndim == 2 else x[0] for x in (of.a, *of.matrices)]
     rows = of.rows if of.rows is None else of.rows[0]
     return made._replace(
@@ -626,6 +629,9 @@ def grouped_launch(made: CheckedGroups, clears: bool) -> GroupedLaunch:
         ranks, gated = (of.a.ndim, of.b.ndim), made.gate is not None
         whole, every = behind_scales(call.recipes, ranks, of.scales, made.steps, made.operands, gated)
         tables = {}
+    if call.recipes is not None and call.recipes.by_instruction:
+        lines = call.lines(of.a, of.b)
+        tables, _ = blocked_tables(lines, tables, call.places(lines, of.groups))
     every = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in every.items()}
     finish = finish_of(whole, every, call.shape, made.joined > 0)
     numbers = of.groups.contiguous()

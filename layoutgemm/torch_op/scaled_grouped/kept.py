@@ -152,8 +152,8 @@ def usual_calls(name: str, form: int, key: int, order: Sequence[int], record: Re
 
 def usual_again(usual: UsualCalls, *given: torch.Tensor) -> torch.Tensor | None:
     """The new result of a kept launch that a guard finds. None leaves the call to `find`."""
-    try:
-        found: torch.Tensor | None = usual.last.again(*given)
+    try:  # but for one scale twice, the last one has been looked for: see `repeated_first`
+        found: torch.Tensor | None = usual.last.again(*given) if usual.form == ONCE else None
         return _usual(usual, given) if found is None else found
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         return None

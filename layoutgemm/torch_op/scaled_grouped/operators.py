@@ -38,7 +38,7 @@ from ..operators import (
 )
 from ..prepared import config_text, of_derivatives
 from .grouped import BATCH, COLUMNS, GroupedCall, check_grouped, counted, finished, grouped_product
-from .recipes import BLOCK, recipe_text
+from .recipes import BLOCK, named_recipes, recipe_text
 from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
@@ -57,7 +57,7 @@ def checked_scaled(
     check_operands(tensors, named(out=out))
     check_device(a)
     refuse_derivatives(tensors, WAY_OUT)
-    names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
+    names = named_recipes((recipe_a or None, recipe_b or None), scale_a, scale_b)
     call = check_scaled(a, scale_a, b, scale_b, finish, out_dtype, names)
     if out_recipe is not None and not (isinstance(out_recipe, str) and not out_recipe):
         check_out_recipe(out_recipe, call.kind)
@@ -158,7 +158,7 @@ def checked_grouped(
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=finish.bias)}
     check_operands(tensors, named(out=out))
     check_device(a)
-    names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
+    names = named_recipes((recipe_a or None, recipe_b or None), scale_a, scale_b)
     call = check_grouped(a, b, groups, said, scale_a, scale_b, out_dtype, names, finish)
     if out is not None:
         check_out(out, call.shape, call.kind, tensors)

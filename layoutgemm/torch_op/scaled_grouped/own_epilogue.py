@@ -43,14 +43,16 @@ from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, gpu, on_gpu
-from ..types import C_NAMES, NAMES, GroupsPlan
+from ..types import GroupsPlan
+from .block_factors import blocked_tables, factor_lines, format_by_recipe
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
 from .kept import launch_once
 from .operators import checked_scaled, plain_config
-from .recipes import SCALES, Recipes, recipe_text
-from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
+from .recipes import SCALES, Recipes, named_recipes
+from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, facts_of, gated_choice, sums, vectors_of
+from .scaled import of_one as of_one_matrix
 
 
 class CheckedScales(NamedTuple):
@@ -168,7 +170,8 @@ class ScaledFormula(ProductFormula[CheckedScales]):
     def formula(self) -> StepResults:
         """Float32 sums, and the steps by torch."""
         call, of = self.made.call, self.made.of
-        sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast)
+        config = self.config if call.recipes.by_instruction else ""
+        sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast, config)
         return steps_by_torch(self.epilogue, sums, self.every, call.kind, self.made.gate)
 
 
@@ -189,7 +192,7 @@ def scaled_steps(
 def of_one(made: CheckedScales) -> CheckedScales:
     """The product of a batch of one as that of its matrices. Such a plan has no batch."""
     call, of = made.call, made.of
-    scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
+    scale_a, scale_b = of_one_matrix(of.scale_a, call.recipes.a), of_one_matrix(of.scale_b, call.recipes.b)
     assert scale_a is not None
     return made._replace(
         call=call._replace(shape=call.shape[1:]), of=ScaledFactors(of.a[0], scale_a, of.b[0], scale_b),
@@ -207,7 +210,7 @@ def checked(
     if taken := [name for name in operands.every if name in SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
     check_config(config)
-    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
+    names = named_recipes(recipes, of.scale_a, of.scale_b)
     call = checked_scaled(of.a, of.scale_a, of.b, of.scale_b, finish, out, out_dtype, *names)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **({} if out is None else {"out": out})})
     check_result(steps, operands.every, call.kind, call.shape, out)
@@ -227,8 +230,9 @@ def _computed(
     if not on_gpu(a.get_device()) or 0 in a.shape:
         if on_gpu(a.get_device()):  # an empty sum is 0, and the epilogue follows
             front = a.shape[:-1]
-            zeros = a.new_zeros(*front, 16).bfloat16(), b.new_zeros(*b.shape[:-2], 16, b.shape[-1]).bfloat16()
-            return epilogue_product(*zeros, call.kind, epilogue, operands.every, None, out, gate)
+            shapes = (*front, 16), (*b.shape[:-2], 16, b.shape[-1])
+            left, right = [torch.zeros(shape, dtype=torch.bfloat16, device=a.device) for shape in shapes]
+            return epilogue_product(left, right, call.kind, epilogue, operands.every, None, out, gate)
         wide = (
             sums(call.recipes, a, of.scale_a, b, of.scale_b)
             if a.shape[-1]
@@ -274,13 +278,11 @@ def own_plan(
     given  the operands of the whole epilogue, scales included
     """
     call, (a, _, b, _), epilogue, _, gate = made
-    batch, index = a.shape[0] if a.ndim == 3 else 1, a.get_device()
-    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    groups = call.recipes.groups if promotes(call, fast) and call.recipes.in_mainloop else None if fast else ()
+    index = a.get_device()
+    sizes, types, groups, form = facts_of(call, a, b, fast)
     finish = finish_of(epilogue, given, call.shape)
-    if by_mma(index, config):
-        of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate)
+    if form is not None or by_mma(index, config):
+        of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate, form=form)
         return *mma_plan(of, index, config), finish
 
     def derive(config: Sm90Config) -> Sm90Plan:
@@ -319,6 +321,8 @@ def _own_plan(
     if plan.partials:
         own[-1] = partial.data_ptr()
     tables = {name: x.resolve_neg() for name, x in of.scales.items()} if call.recipes.in_mainloop else {}
+    if call.recipes.by_instruction:
+        tables, _ = blocked_tables(factor_lines(a, b, format_by_recipe(a.dtype, call.recipes.a)), tables)
     c = out
     if c is None:  # of a C that is not stored only shape and strides are known
         c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")

@@ -73,11 +73,16 @@ class Recipes(NamedTuple):
     @property
     def in_mainloop(self) -> bool:
         """True if the main loop applies the scales, one for each K block. Else an epilogue does."""
-        return self.a in FAMILIES[0]
+        return self.a in FAMILIES[0] or self.by_instruction
+
+    @property
+    def by_instruction(self) -> bool:
+        """True for the tensor cores' own block scales: see `block_factors`."""
+        return self.a in _OTHERS
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Rows of A, and columns of B, that share a scale of a K block.
+        """Rows of A, and columns of B, that share a scale of 128 of K.
 
         >>> Recipes(BLOCK, SQUARE).groups
         (1, 128)
@@ -136,8 +141,10 @@ def fast_accum(given: object) -> bool:
     return as_bool(given, "use_fast_accum", OperandError)
 
 
-def recipe_text(name: str, recipe: object) -> str:
+def recipe_text(name: str, recipe: object, scale: object = None) -> str:
     """A recipe by its name, "" for None. It is torch.nn.functional.ScalingType's member, or the member's name.
+
+    scale  the type of the scales; None for a call that takes float32 alone
 
     Raises OperandError, naming the argument, for a recipe that is unknown, or that Hopper's tensor cores lack.
 
@@ -147,15 +154,30 @@ def recipe_text(name: str, recipe: object) -> str:
     if recipe is None:
         return ""
     [text] = as_members(name, (recipe,), "ScalingType")
-    if text in _KNOWN:
+    if text in _KNOWN or (text in _OTHERS and str(scale) == f"torch.{_OTHERS[text]}"):
         return text
     if text in _OTHERS:
         raise OperandError(
             f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
-            f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. scaled_matmul has a kernel "
-            f"of theirs for factors of {_OTHERS[text]} and config=Sm100Config()"
+            f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. scaled_matmul and "
+            f"grouped_matmul have kernels of theirs for factors of {_OTHERS[text]} and config=Sm100Config()"
         )
     raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
+
+
+def named_recipes(recipes: Sequence[object], *scales: object) -> tuple[str, str]:
+    """The names of both recipes of a call, as `recipe_text` has them.
+
+    scales  of both operands, or None
+
+    >>> named_recipes((None, "RowWise"), None, None)
+    ('', 'RowWise')
+    """
+    a, b = [
+        recipe_text(name, recipe, getattr(scale, "dtype", None))
+        for name, recipe, scale in zip(("recipe_a", "recipe_b"), recipes, scales, strict=True)
+    ]
+    return a, b
 
 
 def as_members(name: str, given: object, kind: str) -> list[str]:

@@ -12,7 +12,7 @@ of two places; scales and bias that an epilogue applies come before the gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,7 @@ from ...kernels.indexed.rows import IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
+from ...kernels.plan import present
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm80.plan import Sm80Config
@@ -40,16 +41,31 @@ from ...kernels.sm90.choose.scaled_grouped import (
     scaled_config,
 )
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from ...kernels.sm100.block_scales import ScaleFormat
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
 from ..compiled.guards import MAX_READY
+from ..compiled.traced import named
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import asks_tcgen05, half
 from ..reference import exact
-from ..types import C_NAMES, NAMES, READ, GroupsConfig, GroupsPlan, listed
+from ..types import C_NAMES, READ, GroupsConfig, GroupsPlan, listed
+from .block_factors import (
+    BLOCK_RECIPES,
+    ELEMENTS,
+    Lines,
+    block_sums,
+    blocked_tables,
+    elements_of_k,
+    factor_lines,
+    format_by_recipe,
+    format_of,
+    has_factors,
+    of_only_matrix,
+)
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import SCALE_C, epilogue_of
 from .kept import KeptKey, Key, find, keep, launch
@@ -118,7 +134,8 @@ def check_scaled(
 
     names  of the recipes, "" for those that the shapes say
     """
-    for name, x in (("a", a), ("b", b)):
+    form = format_of(a, scale_a, b, scale_b, names) if has_factors(a, scale_a, scale_b) else None
+    for name, x in (("a", a), ("b", b)) if form is None else ():
         if x.dtype not in FP8:
             raise OperandError(
                 f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2. layoutgemm.quantize makes such "
@@ -127,15 +144,26 @@ def check_scaled(
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
-    kind = stored_as(a.dtype, out_dtype)
+    kind = stored_as(FP8[0], out_dtype, a.dtype)
     front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
-    of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
-    recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
-    check_addresses(scale_a=scale_a, scale_b=scale_b)
+    if form is None:
+        of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
+        recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
+        check_addresses(scale_a=scale_a, scale_b=scale_b)
+    else:
+        recipes = checked_factors(factor_lines(a, b, form), form, {"scale_a": scale_a, **named(scale_b=scale_b)})
     check_activation(finish.activation)
     shape = (*front, a.shape[-2], finish.columns(b))
     check_bias(finish.bias, [(b.shape[-1],)])
     return ScaledCall(recipes, kind, shape, span=span_of(a.shape[-1], recipes, scale_a, scale_b))
+
+
+def checked_factors(lines: Lines, form: ScaleFormat, scales: Mapping[str, torch.Tensor]) -> Recipes:
+    """The recipes of block scales. Raises TensorError for factors of neither order."""
+    for line, (name, x) in zip(lines, scales.items(), strict=True):
+        line.is_blocked(name, x, form)
+    recipe = f"BlockWise1x{form.vector}"
+    return Recipes(recipe, recipe)
 
 
 def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -162,7 +190,8 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
     >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
     (4, 1, 1)
     """
-    return widest_span_of(k, *[x for x in scales if x is not None]) if recipes.in_mainloop else 1
+    tables = recipes.in_mainloop and not recipes.by_instruction
+    return widest_span_of(k, *[x for x in scales if x is not None]) if tables else 1
 
 
 def widest_span_of(k: int, *tables: torch.Tensor) -> int:
@@ -221,7 +250,7 @@ def scaled_product(
         wide = sums(call.recipes, a, scale_a, b, scale_b)
         return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
     if a.ndim == 3 and a.shape[0] == 1:
-        scales = [of_group(x, of, 0) for x, of in ((scale_a, call.recipes.a), (scale_b, call.recipes.b))]
+        scales = [of_one(x, of) for x, of in ((scale_a, call.recipes.a), (scale_b, call.recipes.b))]
         inner = call._replace(shape=call.shape[1:])
         if finish.bias is not None and finish.bias.ndim > 1:
             finish = finish._replace(bias=finish.bias[0])
@@ -234,13 +263,15 @@ def scaled_product(
         key, found = find(a, b, scale_a, scale_b, others, out, options)
         if found is not None:
             return found
-    tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
+    tables = {"scale_a": scale_a, **named(scale_b=scale_b)}
     vectors, lying = vectors_of(call.recipes, dict.fromkeys(tables, a.ndim), tables)
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
     if scale_c is not None:
         vectors[SCALE_C] = scale_c
+    if call.recipes.by_instruction:
+        tables, lying = blocked_tables(factor_lines(a, b, format_by_recipe(a.dtype, call.recipes.a)), tables)
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast or finish.gate is not None or isinstance(config, Sm80Config):
         tables = tables if call.recipes.in_mainloop else {}
@@ -261,6 +292,11 @@ def of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.T
     (torch.Size([3]), torch.Size([1]))
     """
     return x if x is None or recipe == TENSOR else x[group]
+
+
+def of_one(x: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
+    """The scales of a batch of one as those of its matrix."""
+    return of_only_matrix(x) if x is not None and recipe in BLOCK_RECIPES else of_group(x, recipe, 0)
 
 
 def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -285,6 +321,8 @@ def sums(
     recipes: Recipes, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None
 ) -> torch.Tensor:
     """The scaled sums in float64, on the CPU."""
+    if recipes.by_instruction:
+        return block_sums(format_by_recipe(a.dtype, recipes.a), a, scale_a, b, present(scale_b))
     if recipes.in_mainloop:
         return promoted_sums(recipes.groups, a, b, scale_a, scale_b)
     value = exact(a, b)
@@ -392,17 +430,31 @@ def epilogue_for(call: ScaledCall, finish: BiasActivation) -> Epilogue:
     return epilogue_of(call.recipes, bias, finish.activation, C_NAMES[call.kind] if call.quantizes else None)
 
 
+def facts_of(
+    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, fast: bool
+) -> tuple[tuple[int, int, int, int], tuple[str, str, str], tuple[int, ...] | None, str | None]:
+    """The sizes, types, scales and block scales by which a kernel is chosen.
+
+    fast  whether sums without scales of the main loop stay in the tensor core
+
+    These are (M, N, K, batch); names; rows that share a scale, as `tuned_name` has them; and a format or None.
+    """
+    sizes = call.shape[-2], call.shape[-1], elements_of_k(a), a.shape[0] if a.ndim == 3 else 1
+    types = ELEMENTS[a.dtype], f"{ELEMENTS[b.dtype]}:col", C_NAMES[call.kind]
+    if call.recipes.by_instruction:
+        return sizes, types, None, format_by_recipe(a.dtype, call.recipes.a).name
+    return sizes, types, call.recipes.groups if call.recipes.in_mainloop else None if fast else (), None
+
+
 def plan_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation, config: Sm90Config | None = None
 ) -> tuple[GroupsPlan, str]:
     """The plan of a promoted or gated product, and why this configuration."""
-    batch = a.shape[0] if a.ndim == 3 else 1
-    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
-    groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
+    sizes, types, groups, form = facts_of(call, a, b, finish.fast)
     index, epilogue = a.get_device(), epilogue_for(call, finish)
-    if by_mma(index, config):
-        return mma_plan(MmaProduct(sizes, types, None, groups, epilogue or None, finish.gate), index, config)
+    if form is not None or by_mma(index, config):
+        of = MmaProduct(sizes, types, None, groups, epilogue or None, finish.gate, form=form)
+        return mma_plan(of, index, config)
 
     def derive(config: Sm90Config) -> Sm90Plan:
         return derived(sizes, types, groups, config, None, epilogue, finish.gate, span=call.span)

@@ -154,8 +154,9 @@ def fp8_again(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked
     """The product by a kept chain of launches, recorded if need be; None without one."""
     if _is_traced():
         return None
-    found: torch.Tensor | None = _FORWARD.again(asked, (a, b) if bias is None else (a, b, bias))
-    return found
+    # The last one of the weight first: that is one call of C.
+    found: torch.Tensor | None = _LAST.again(asked, a, b) if bias is None else _LAST.again(asked, a, b, bias)
+    return _FORWARD.again(asked, (a, b) if bias is None else (a, b, bias)) if found is None else found
 
 
 def _first(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: Asked) -> torch.Tensor:
@@ -371,6 +372,7 @@ def _derivable(value: torch.Tensor, asked: Asked, tensors: Sequence[torch.Tensor
 
 
 _FORWARD, _BACKWARD, _UNRECORDED = ChainCalls(_derivable), ChainCalls(), ChainCalls()
+_LAST = _FORWARD.last
 
 
 def _of_recorded(

@@ -102,7 +102,7 @@ def test_every_legal_n():
         (("f16", 128, 64, "e4m3"), "the type of A of kind::f16"),
         (("f16", 128, 64, "f16", None, None, True), "cta_group of tcgen05_mma must be an integer"),
         (("f16", 128, 64, "f16", "bf16"), "multiplies equal types, not A f16 with B bf16"),
-        (("i8", 128, 64, "i8", "u8"), "multiplies equal types"),
+        (("f16", 128, 64, "f16", "bf16"), "multiplies equal types"),
         (("f16", 128, 64, "bf16", None, "f16"), "accumulator of kind::f16 with bf16 inputs = 'f16': PTX allows f32"),
         (("i8", 128, 64, "i8", None, "f32"), "PTX allows i32"),
         (("mxf8f6f4", 128, 64, "e4m3", None, "f16"), "PTX allows f32"),
@@ -169,7 +169,7 @@ def test_scale_factors_of_one_instruction():
 def test_names_and_architectures():
     assert str(tcgen05_mma("f16", 32, 64, ws=True, sparse=True)) == "tcgen05.mma.ws.sp.cta_group::1.kind::f16"
     assert str(tcgen05_mma("mxf8f6f4", 128, 64)).endswith("kind::mxf8f6f4.block_scale.block32")
-    assert tcgen05_mma("i8", 128, 64).archs == ("sm_100a", "sm_110a")
+    assert tcgen05_mma("i8", 128, 64, "u8", "i8").archs == ("sm_100a", "sm_110a")
     assert tcgen05_mma("mxf4", 128, 64, k=96).archs == ("sm_103a",)
     assert tcgen05_mma("mxf4nvf4", 128, 64, k=128).archs == ("sm_107a",)
     assert tcgen05_mma("f8f6f4", 128, 64, sparse=True).shape_mnk == (128, 64, 64)

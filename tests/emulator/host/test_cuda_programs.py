@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from layoutgemm import emulated_gpu
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.launcher import c_compiler
@@ -153,7 +157,36 @@ int main(int argc, char **argv) {
 """
 
 
-def built(folder: Path, name: str, program: str, ptx: str = PTX, flags: int = 0x11) -> Path:
+MODULE = """
+#include <tvm/ffi/c_api.h>
+#include <stdlib.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *), cuCtxSynchronize(void);
+void **__cudaRegisterFatBinary(void *);
+void __cudaRegisterFunction(void **, const void *, char *, const char *, int, void *, void *, void *, void *, int *);
+void __cudaUnregisterFatBinary(void **);
+static unsigned char image[] __attribute__((aligned(8))) = {IMAGE};
+static struct { unsigned magic, version; void *data, *more; } wrapper = {0x466243b1, 1, image, 0};
+static void twice(void) {}
+static void last(void) { __cudaUnregisterFatBinary(0); }
+__attribute__((constructor)) static void begin(void) {
+  __cudaRegisterFunction(__cudaRegisterFatBinary(&wrapper), twice, "twice", "twice", -1, 0, 0, 0, 0, 0);
+  atexit(last);
+}
+int run(float *x, unsigned n) {
+  void *given[] = {&x, &n};
+  return cudaLaunchKernel(twice, (dim3){2, 1, 1}, (dim3){32, 1, 1}, given, 0, 0);
+}
+int __tvm_ffi_twice(void *self, const TVMFFIAny *args, int count, TVMFFIAny *result) {
+  DLTensor *x = args[0].type_index == kTVMFFIDLTensorPtr ? args[0].v_ptr : (char *)args[0].v_ptr + sizeof(TVMFFIObject);
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = 1000 * x->device.device_type + run(x->data, args[1].v_int64);
+  return 0;
+}
+"""
+
+
+def built(folder: Path, name: str, program: str, ptx: str = PTX, flags: int = 0x11, more: Sequence[str] = ()) -> Path:
     """The library of a program of C, with PTX as nvcc registers it."""
     text = ptx.encode()
     text += b"\0" * (-len(text) % 8)
@@ -161,7 +194,7 @@ def built(folder: Path, name: str, program: str, ptx: str = PTX, flags: int = 0x
     image = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry) + len(text)) + entry + text
     source, made = folder / f"{name}.c", folder / f"{name}.so"
     source.write_text(program.replace("IMAGE", ",".join(map(str, image))))
-    subprocess.run([c_compiler(), "-shared", "-fPIC", "-w", "-o", str(made), str(source)], check=True)
+    subprocess.run([c_compiler(), "-shared", "-fPIC", "-w", "-o", str(made), str(source), *more], check=True)
     return made
 
 
@@ -229,3 +262,68 @@ def test_memory_of_the_device_is_aligned_as_by_cuda_malloc() -> None:
     assert not any(place % 256 for place in places)
     assert memory.holder(places[1] + 99)[0] == "allocation 2 (100 bytes of cudaMalloc)"  # type: ignore[index]
     assert memory.holder(places[1] + 100) is None
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module of TVM-FFI that needs a library of CUDA which is not there."""
+    ffi, folder = needs.module("tvm_ffi"), tmp_path_factory.mktemp("module")
+    (folder / "driver.c").write_text("int cuCtxSynchronize(void) { return 1; }")
+    driver = [c_compiler(), "-shared", "-Wl,-soname,libcuda.so.99", "-o", "libcuda.so", "driver.c"]
+    subprocess.run(driver, cwd=folder, check=True)
+    included = [f"-I{one}" for one in ffi.libinfo.include_paths()]
+    return built(folder, "module", MODULE, more=[*included, f"-L{folder}", "-Wl,--no-as-needed", "-lcuda"])
+
+
+def test_a_module_of_tvm_ffi_launches_on_the_emulated_gpu(module: Path) -> None:
+    torch, ffi = needs.module("torch"), needs.module("tvm_ffi")
+    with emulated_gpu("hopper") as gpu:
+        x = torch.arange(48, dtype=torch.float32, device="cuda")
+        twice = ffi.load_module(str(module)).twice
+        assert twice(x, 48) == 2000  # kDLCUDA, and no error
+        assert x.tolist() == [2.0 * i for i in range(48)]
+        library = ctypes.CDLL(str(module))
+        assert library.run(ctypes.c_void_p(x.data_ptr()), 24) == 0
+        assert x[::12].tolist() == [0.0, 48.0, 48.0, 72.0]
+        assert gpu.ok and len(gpu.runs) == 2
+        assert twice(x, 60) == 2719  # beyond the tensor: as on a GPU, a status
+        assert len(gpu.fatal) == 1 and "float32 tensor (48,)" in str(gpu.fatal[0])
+
+
+@pytest.mark.slow
+def test_a_process_that_loaded_a_module_ends_well(module: Path) -> None:
+    needs.module("torch")
+    code = f"""
+import layoutgemm, tvm_ffi
+with layoutgemm.emulated_gpu("hopper"):
+    import torch
+    x = torch.ones(48, device="cuda")
+    tvm_ffi.load_module({str(module)!r}).twice(x, 48)
+print(x.sum().item())"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "96.0\n"), done.stderr
+
+
+def test_a_library_with_its_own_runtime_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "static.c").write_text('int image __attribute__((section(".nv_fatbin"))) = 1;')
+    subprocess.run([c_compiler(), "-shared", "-o", "static.so", "static.c"], cwd=tmp_path, check=True)
+    with emulated_gpu("hopper") as gpu:
+        assert ctypes.c_int.in_dll(ctypes.CDLL(str(tmp_path / "static.so")), "image").value == 1
+    assert gpu.notes == [
+        "static.so has CUDA's runtime within, and launches past the emulator: build it with -cudart shared"
+    ]
+
+
+def test_nvcc_keeps_the_ptx_of_what_a_script_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvcc").write_text('#!/bin/sh\necho "$NVCC_APPEND_FLAGS"\n')
+    (tmp_path / "nvcc").chmod(0o755)
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O1")
+
+    def asked(*words: str) -> str:
+        return subprocess.run([str(tmp_path / "nvcc"), *words], capture_output=True, text=True).stdout.strip()
+
+    with emulated_gpu("sm_100a"):
+        assert asked("-c", "x.cu") == "-O1 -no-compress -lineinfo -gencode=arch=compute_100a,code=compute_100a"
+        assert asked("-shared", "x.cu").endswith("code=compute_100a -cudart=none")
+        assert asked("--cubin", "x.cu") == "-O1"  # nvcc refuses it for two architectures
+    assert asked("-c", "x.cu") == "-O1"

@@ -126,12 +126,6 @@ def test_wrappers_of_kernels_get_the_current_stream_from_torchs_module_in_c() ->
     assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream != stream.cuda_stream
 
 
-def test_a_pool_of_memory_is_a_class_and_refused() -> None:
-    assert not isinstance(None, torch.cuda.MemPool)  # torch's compiler asks it of each value
-    with pytest.raises(EmulatorError, match=r"MemPool on an emulated GPU: it has no memory pools"):
-        torch.cuda.MemPool()
-
-
 def test_torch_compile_traces_a_whole_function() -> None:
     product = torch.compile(lambda x: torch.relu(x @ x.T).cuda().to("cuda") + 1, backend="eager", fullgraph=True)
     found = product(torch.full((2, 3), 0.5, device="cuda"))
@@ -444,6 +438,32 @@ def test_the_accelerator_is_the_gpu() -> None:
     with torch.accelerator.device_index(0), torch.cuda.device_of(torch.ones(1, device="cuda")):
         torch.accelerator.synchronize()
     assert torch.get_device_module() is torch.cuda
+
+
+def test_a_memory_pool_and_a_raw_stream_are_those_of_the_gpu() -> None:
+    pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
+    assert not isinstance(None, torch.cuda.MemPool)  # torch's compiler asks it of each value
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        assert torch.ones(3, device="cuda").is_cuda and pool.use_count() == 1 and pool.snapshot() == []
+        assert torch._C._cuda_getCurrentRawStream(0) == stream.cuda_stream
+
+
+def test_kernels_draw_from_the_seed_and_the_offset_of_the_default_generator() -> None:
+    torch.manual_seed(7)
+    (generator,) = torch.cuda.default_generators
+    state = generator.get_state()
+    assert state.view(torch.int64).tolist() == [7, 0] and str(generator.device) == "cuda:0"
+    generator.set_state(torch.tensor([7, 12]).view(torch.uint8))
+    assert generator.get_offset() == 12 and torch.cuda.initial_seed() == 7
+    assert generator.set_state(torch.tensor([-1, 4]).view(torch.uint8)).get_state().view(torch.int64).tolist() == [
+        -1,
+        4,
+    ]
+    drawn = torch.rand(3, device="cuda").tolist()
+    generator.set_state(state)
+    assert torch.cuda.initial_seed() == 7 and torch.rand(3, device="cuda").tolist() != drawn
+    torch.cuda.manual_seed(3)
+    assert generator.get_state().view(torch.int64).tolist() == [3, 0]
 
 
 def test_what_an_emulated_gpu_lacks_is_named() -> None:

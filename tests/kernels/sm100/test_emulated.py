@@ -35,8 +35,8 @@ STRICT = replace(ORDERS[0], tensor_strict=True)
 def test_the_table_has_every_type_order_and_form() -> None:
     plans = [product.plan() for product in TABLE.values()]
     assert len(plans) >= 30
-    assert {plan.a.dtype.name for plan in plans} == {"bf16", "f16", "e4m3", "e5m2", "tf32"}
-    assert {plan.c.dtype.name for plan in plans} == {"f32", "bf16", "f16", "e4m3", "e5m2"}
+    assert {plan.a.dtype.name for plan in plans} == {"bf16", "f16", "e4m3", "e5m2", "tf32", "i8", "u8"}
+    assert {plan.c.dtype.name for plan in plans} == {"f32", "bf16", "f16", "e4m3", "e5m2", "i32"}
     for bits in (8, 16):
         for blocks in (1, 2):
             some = [p for p in plans if p.a.dtype.bits == bits]

@@ -16,8 +16,9 @@ from layoutgemm import Layout
 from layoutgemm.atoms import smem_tile, tcgen05_mma
 from layoutgemm.atoms.smem.instruction_descriptor import InstructionDescriptor
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels import GemmPlan, Sm90Plan, error_bound
+from layoutgemm.kernels import AlongK, GemmPlan, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.compiler import kernel_facts
+from layoutgemm.kernels.operands.promoted import mainloop_of
 from layoutgemm.kernels.sm100.explain import barriers, roles
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.schedule import Grouped, Persistent
@@ -28,8 +29,8 @@ NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name
 
 
 def derive(m: int = 300, n: int = 200, k: int = 200, *, a: Any = "bf16", b: Any = "bf16:col", c: Any = "bf16",
-           batch: int = 1, config: Sm100Config | None = None) -> Sm100Plan:  # fmt: skip
-    return GemmPlan.derive(m, n, k, a=a, b=b, c=c, batch=batch, config=config or one(64))
+           batch: int = 1, config: Sm100Config | None = None, **more: Any) -> Sm100Plan:  # fmt: skip
+    return GemmPlan.derive(m, n, k, a=a, b=b, c=c, batch=batch, config=config or one(64), **more)
 
 
 # ----------------------------------------------------------------------------------------------------------- derivation
@@ -117,6 +118,16 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: derive(c="i8"),
         "bf16 inputs this kernel stores f32, bf16, f16, e4m3, e5m2: store f32 and convert it",
     ),
+    (lambda: derive(a="i8", b="i8:col", c="i8"), "of i8 inputs this kernel stores i32, f32, bf16, f16, e4m3, e5m2"),
+    (
+        lambda: derive(a="i8", b="i8:col", arch="sm_103a"),
+        "kind::i8 is for sm_100a, sm_110a, not for sm_103a; config=Sm80",
+    ),
+    (
+        lambda: derive(a="i8", b="i8:col", mainloop=mainloop_of((1, 128)), k=128),
+        "mainloop: a is i8, whose sums are exact",
+    ),
+    (lambda: derive(a="i8:col", b="i8", batch=2, along_k=AlongK.of(2)), "a is i8: groups along K are of 16-bit"),
     (lambda: derive(a="e4m3", b="bf16:col"), "a is e4m3 and b bf16: no instruction multiplies them; convert a to bf16"),
     (lambda: derive(a="f16", b="bf16:col"), "a is f16 and b bf16: no instruction multiplies them"),
     (lambda: derive(a="tf32:col", b="tf32:col"), "a is tf32 col-major: the instruction reads an MN-major tf32 under"),
@@ -254,9 +265,21 @@ def test_the_word_is_that_of_the_tile() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_executor_is_exact(name: str) -> None:
     plan = TABLE[name].plan()
-    a, b, want = values(plan)
+    a, b, want = (x if plan.batch > 1 else x[0] for x in TABLE[name].values())
     result = plan.run(a, b, device="reference")
     assert result.ran_on == "NumPy executor" and result.c.shape == want.shape and np.array_equal(result.c, want)
+
+
+def test_integer_sums_stop_at_the_ends_of_int32() -> None:
+    for a_type, worst in (("u8", 2**31 // 255**2 + 130), ("i8", 2**31 // (127 * 128) + 130)):
+        k = worst // 128 * 128
+        plan = derive(1, 2, k, a=a_type, b=f"{a_type}:col", c="i32", config=one(16))
+        a, b = np.full((1, k), 255 if a_type == "u8" else -128), np.full((k, 2), 255 if a_type == "u8" else 127)
+        b[:, 1] = 1
+        kind = np.uint8 if a_type == "u8" else np.int8
+        want = np.clip(a @ b, -(2**31), 2**31 - 1)
+        assert abs(int(want[0, 0])) >= 2**31 - 1 and np.abs((a @ b)[0, 0]) > 2**31
+        assert np.array_equal(plan.run(a.astype(kind), b.astype(kind), device="reference").c, want)
 
 
 def test_real_values_within_the_bound() -> None:

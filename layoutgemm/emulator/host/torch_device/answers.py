@@ -6,7 +6,7 @@ Functions that have no answer here are refused by name, with the way out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -80,6 +80,24 @@ def properties(device: GpuModel) -> Properties:
     )  # fmt: skip
 
 
+class HostMemPool:
+    """torch.cuda.MemPool, always empty: tensors lie in CPU memory.
+
+    A class, as torch.compile asks whether values are of it.
+    """
+
+    def __init__(self, allocator: object = None, **options: object) -> None:
+        self.allocator, self.id = allocator, (0, id(self))
+
+    def use_count(self) -> int:
+        """One reference: this one."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[object]:
+        """No segments."""
+        return []
+
+
 def always(value: object) -> Callable[..., object]:
     """A function that answers the same whatever it is asked."""
     return lambda *x, **more: value
@@ -123,8 +141,9 @@ def cuda_answers(device: GpuModel, use: DeviceUse, numbers: DeviceNumbers) -> An
         "StreamContext": HostStreamContext, "ipc_collect": lambda: None, "_sleep": lambda cycles: None,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": always(None),
         "CUDAGraph": HostGraph, "graph": graph,
+        "MemPool": HostMemPool, "use_mem_pool": lambda pool, device=None: nullcontext(pool),
         "is_current_stream_capturing": is_capturing,
-        "cudart": lambda: _RUNTIME, "MemPool": NoPool,
+        "cudart": lambda: _RUNTIME,
         **{name: refused(f"torch.cuda.{name}", f"it has no {what}") for name, what in _LACKS.items()},
         **use.answers(device.memory), **numbers.answers(),
     }  # fmt: skip
@@ -142,12 +161,6 @@ _LACKS = {
     "utilization": "counters", "clock_rate": "clock", "temperature": "sensors", "power_draw": "sensors",
     "memory_usage": "counters", "current_blas_handle": "cuBLAS: call torch's products",
 }  # fmt: skip
-
-
-class NoPool:
-    """torch.cuda.MemPool: a class, as torch.compile asks whether values are of it."""
-
-    __init__ = refused("torch.cuda.MemPool", "it has no memory pools")
 
 
 def _status(*args: object, **kwargs: object) -> int:

@@ -82,7 +82,7 @@ class DeviceNumbers:
 
     def manual_seed(self, seed: int, *args: object) -> None:
         """torch.cuda.manual_seed, which torch.manual_seed calls, too."""
-        self.seed = int(seed)
+        self.seed, self.offset = int(seed), 0
         self._state: Tensor = self._torch.Generator().manual_seed(self.seed & SEEDS ^ _OTHER_SEED).get_state()
 
     def reseed(self) -> int:
@@ -108,7 +108,7 @@ class DeviceNumbers:
     def _put(self, state: Tensor, *args: object) -> None:
         self._state = state.clone()
 
-    def answers(self) -> dict[str, Callable[..., object]]:
+    def answers(self) -> dict[str, object]:
         """Answers of torch.cuda about random numbers."""
         return {
             "manual_seed": self.manual_seed, "manual_seed_all": self.manual_seed, "seed": self.reseed,
@@ -116,4 +116,49 @@ class DeviceNumbers:
             "get_rng_state": lambda *x: self._state.clone(), "set_rng_state": self._put,
             "get_rng_state_all": lambda: [self._state.clone()],
             "set_rng_state_all": lambda states: self._put(states[0]),
+            "default_generators": (DeviceGenerator(self._torch, self),),
         }  # fmt: skip
+
+
+class DeviceGenerator:
+    """The generator in torch.cuda.default_generators: a seed and an offset, from which kernels draw.
+
+    Its state has 16 bytes, as on a GPU. torch's own draws take the seed alone.
+    """
+
+    def __init__(self, torch: ModuleType, numbers: DeviceNumbers) -> None:
+        self._torch, self._numbers, self.device = torch, numbers, torch.device("cuda", 0)
+
+    def get_state(self) -> Tensor:
+        """The seed and the offset, as bytes of two int64."""
+        seed = (self._numbers.seed + (1 << 63)) % (1 << 64) - (1 << 63)
+        return self._torch.tensor([seed, self._numbers.offset], dtype=self._torch.int64).view(self._torch.uint8)
+
+    def set_state(self, state: Tensor) -> DeviceGenerator:
+        """Take a seed, where it is another one, and an offset."""
+        seed, offset = state.view(self._torch.int64).tolist()
+        if (seed - self._numbers.seed) % (1 << 64):
+            self._numbers.manual_seed(seed)
+        self._numbers.offset = offset
+        return self
+
+    def get_offset(self) -> int:
+        """Numbers that have been drawn."""
+        return self._numbers.offset
+
+    def set_offset(self, offset: int) -> None:
+        """Draw from that number on."""
+        self._numbers.offset = int(offset)
+
+    def manual_seed(self, seed: int) -> DeviceGenerator:
+        """torch.cuda.manual_seed."""
+        self._numbers.manual_seed(seed)
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._numbers.seed
+
+    def seed(self) -> int:
+        """A seed that is not known before."""
+        return self._numbers.reseed()

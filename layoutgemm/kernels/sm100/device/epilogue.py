@@ -124,9 +124,16 @@ class Sm100Epilogue:
         fused.finish()
 
     def loaded(self, job: bridge.Carried, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
-        """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes."""
+        """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes.
+
+        Sums of integers are f32 then, unless C has them as they are.
+        """
         plan = self.plan
-        return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
+        found = [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
+        if plan.mma.c_dtype.kind == "float":
+            return found
+        whole = bridge.from_floats(found, plan.mma.c_dtype)
+        return whole if plan.c.dtype.kind == "int" else [bridge.number(x) for x in whole]
 
     def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
         """Load the first columns of the accumulator that are not held yet. With the last it is given back."""

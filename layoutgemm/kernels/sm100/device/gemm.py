@@ -133,7 +133,7 @@ class Sm100GemmKernel(GemmEntry):
             names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
         at = [(address, pitches), *[plan.lines_given(name, given) for name in names]]
         if plan.halves > 1:
-            half = Int64(extents["n"]) * pitches[0] * plan.b.dtype.bytes
+            half = Int64(extents["n"]) * pitches[0] * plan.b.unit.bytes
             at = [(address + i * half, pitches) for i in range(plan.halves)]
         return [self.encoded("b", tma, *where[:1], extents, where[1], words)
                 for tma, where in zip(plan.b.copies, at, strict=True)]  # fmt: skip
@@ -357,7 +357,7 @@ class Sm100GemmKernel(GemmEntry):
         n_own = n0 + job.rank * plan.beside.share
         load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
         if const_expr(plan.scales is not None):
-            self.load_scales(job, maps[2:4], (m0, n0, matrix), k_tile, stage)
+            self.load_scales(job, maps[1 + len(plan.b.copies) :], (m0, n0, matrix), k_tile, stage)
         for tensor_map, tma in zip(of_b, plan.b.copies, strict=True):
             load(tensor_map, tma, {**place, "n": n_own}, b, full)
 
@@ -368,12 +368,11 @@ class Sm100GemmKernel(GemmEntry):
         scales, (m0, n0, matrix) = present(self.plan.scales), origin
         load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
         for operand, (first, rows) in enumerate(((m0, job.m), (n0, job.n))):
-            group = scales.first_group(first, matrix, rows)
-            if const_expr(scales.joined and operand == 0):
-                group = job.first_chunks
-            place = scales.place(k_tile, group)
-            target = job.shared.scales(stage) + scales.offset(operand)
-            load(maps[operand], scales.copies[operand], place, target, job.shared.full(stage))
+            for group, offset in scales.loads(operand, first, matrix, rows):
+                if const_expr(scales.joined and operand == 0):
+                    group = job.first_chunks
+                target = job.shared.scales(stage) + offset
+                load(maps[operand], scales.copies[operand], scales.place(k_tile, group), target, job.shared.full(stage))
 
     def k_tiles(self, k: Int32, given: bridge.Carried) -> Int32:
         """K tiles of a tile of C, of both pairs."""
