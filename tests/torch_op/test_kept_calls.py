@@ -529,6 +529,17 @@ def test_a_guard_made_without_gradients_does_not_hold_where_they_are_recorded(mo
         assert given.grouped().requires_grad
 
 
+@pytest.mark.parametrize("name", ["scaled", "grouped"])
+def test_a_launch_that_another_thread_drops_meanwhile_is_no_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, by_facts = Tensors(), kept.by_facts
+    with bare_launches(monkeypatch) as noted:
+        getattr(given, name)()
+        monkeypatch.setattr(kept, "by_facts", lambda *key: (by_facts(*key), kept.READY.clear())[0])
+        for _ in range(3):
+            getattr(given, name)()
+        assert len(noted.arguments) == 4
+
+
 @pytest.mark.parametrize("change", ["rows", "stride", "type", "bias", "gradient", "weights"])
 def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
     change: str, monkeypatch: pytest.MonkeyPatch

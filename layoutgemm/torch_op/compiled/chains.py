@@ -80,8 +80,8 @@ class ChainCalls:
                 return None
             if (found := self._seen(options, tensors)) is None:
                 return None
-            if () in found.kept:
-                call = self._call(options, found, found.kept[()])
+            if (usual := found.kept.get(())) is not None:
+                call = self._call(options, found, usual)
                 self.last[options, len(tensors)].note(id(tensors[1]), Guard(found.check, found.records, call))
             return self._call(options, found, partial(_at_any, found.kept))(*tensors)
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash

@@ -232,8 +232,9 @@ def find(
     if tracing_state() is not None:
         return (), None
     key, found = by_facts(a, b, third, fourth, others, out, options)
-    if found is not None and kept is not READY[key]:
-        guarded(SEEN, short, tensors, READY[key], MAX_READY)
+    by_key = None if found is None else READY.get(key)  # another thread may have dropped it meanwhile
+    if by_key is not None and kept is not by_key:
+        guarded(SEEN, short, tensors, by_key, MAX_READY)
     return key, found
 
 

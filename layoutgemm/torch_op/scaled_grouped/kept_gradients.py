@@ -91,8 +91,8 @@ def _by_facts(
     key, found = by_facts(left, right, groups, None, (), None, options)
     if found is None:
         return None, None
-    launches = READY[key]
+    launches = READY.get(key)  # another thread may have dropped it meanwhile
     value = found.mT if turned else found
-    if any(kept.copied is not None for kept in launches.values()):  # a copy reads the views
+    if launches is None or any(kept.copied is not None for kept in launches.values()):  # a copy reads the views
         return None, value
     return GroupGradient(launches, first, turned), value
