@@ -200,7 +200,7 @@ def test_fake_tensors_have_the_shape_and_the_refusals() -> None:
 
 @pytest.mark.parametrize("name", ["rows", "out_rows", "add_rows"])
 def test_a_fake_mode_reads_the_rows_of_real_tensors(name: str) -> None:
-    """Under such a mode NumPy's view of a tensor has other memory, and numbers that are no rows."""
+    """NumPy's view of a tensor has other memory under such a mode."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     a, b = torch.ones(4, K).bfloat16(), torch.ones(K, N).bfloat16()

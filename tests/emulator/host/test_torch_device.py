@@ -390,7 +390,7 @@ def test_a_capture_changes_no_memory_and_waits_for_none() -> None:
 
 
 def test_what_autograd_calls_may_ask_for_the_gpu() -> None:
-    """Hooks, and checkpoints that are computed again: under autocast, inside of one another, with new tensors."""
+    """Hooks, and checkpoints that are computed again: under autocast, nested, with new tensors."""
     inner, norm, seen = torch.nn.Linear(4, 4).cuda(), torch.nn.LayerNorm(4).cuda(), []
 
     def scaled(x: Any) -> Any:

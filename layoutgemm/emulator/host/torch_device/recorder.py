@@ -1,4 +1,4 @@
-"""Torch's operators, captured below autograd and autocast: values, gradients, and what an operator saves for them.
+"""Torch's operators, captured below autograd and autocast: values, gradients, and saved tensors.
 
 A function of torch is captured as the operators that it runs. Their results have memory, which each replay fills
 again: what a backward function has saved, too. Operators read memory as it lay at the capture: a script may change a
@@ -60,8 +60,8 @@ def replayed(torch: ModuleType, written: list[Tensor]) -> Iterator[None]:
         yield
 
 
-def _with_tensors(torch: ModuleType, value: object, made: Callable[[Tensor], object]) -> Any:
-    """An argument or a result with others in place of its tensors, in lists of its own."""
+def _with_tensors(torch: ModuleType, value: object, made: Callable[[Tensor], object]) -> object:
+    """A value with other tensors in place of its own, in new lists."""
     if isinstance(value, torch.Tensor):
         return made(value)
     if isinstance(value, (list, tuple)):
@@ -103,7 +103,7 @@ def _operator(
     changed = [x for key, value in named.items() if key in written for x in tensors_in(torch, [value])]
     copies = {id(x): x.clone() for x in changed}  # memory of the script changes at replays alone
 
-    def done_by(made: Callable[[Tensor], object]) -> Any:
+    def done_by(made: Callable[[Tensor], object]) -> object:
         given = [_with_tensors(torch, value, made) for value in args]
         with draws():
             return func(*given, **{key: _with_tensors(torch, value, made) for key, value in kwargs.items()})
@@ -122,10 +122,8 @@ def _operator(
     if (any(fresh) and name not in _WITHOUT_VALUES) or changed:
         with torch._C.DisableTorchFunction():
             lying = {id(x): _as_it_lies(torch, x) for x in (*tensors_in(torch, named.values()), *results)}
-        args, kwargs = (
-            [_with_tensors(torch, one, lambda x: lying[id(x)]) for one in args],
-            {key: _with_tensors(torch, one, lambda x: lying[id(x)]) for key, one in kwargs.items()},
-        )
+        args = tuple([_with_tensors(torch, one, lambda x: lying[id(x)]) for one in args])
+        kwargs = {key: _with_tensors(torch, one, lambda x: lying[id(x)]) for key, one in kwargs.items()}
         places = [lying[id(x)] for x, is_new in zip(results, fresh) if is_new]
         touched = [lying[id(x)] for x in changed]
 

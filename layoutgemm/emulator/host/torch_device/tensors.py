@@ -512,7 +512,7 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
     x.data = kind.set_(copy.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs: Named) -> Any:
+def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs: Named) -> object:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
     if name == "cuda":
@@ -740,8 +740,10 @@ _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__
           "equal", "allclose", "masked_select")  # fmt: skip
 
 
-def _captured(work: GpuWork) -> Any:
-    """Work of torch while the current stream captures, as the operators that it runs (`recorder.py`).
+def _captured(work: GpuWork) -> object:
+    """Work of torch while the current stream captures, as the operators that it runs.
+
+    See `recorder.py`.
 
     Its result has memory, which each replay fills.
 
