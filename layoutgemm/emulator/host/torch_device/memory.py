@@ -31,17 +31,22 @@ def place_of(x: Tensor, address: int) -> Place | None:
 
 
 class DeviceUse:
-    """Storages that lie on the GPU, and the most bytes that they have had."""
+    """Storages that lie on the GPU, and the most bytes that they have had.
 
-    def __init__(self) -> None:
+    allocated  is told the address of each new one
+    """
+
+    def __init__(self, allocated: Callable[[int], object] = lambda address: None) -> None:
+        self.allocated = allocated
         # By id; a DLPack capsule keeps a storage alive without its tensor.
         self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.peak = 0
 
-    def add(self, storage: object) -> None:
+    def add(self, storage: Any) -> None:
         """Count a storage from now on, as long as it lives."""
         if id(storage) not in self.storages:
             self.storages[id(storage)] = storage
+            self.allocated(storage.data_ptr())
             self.peak = max(self.peak, self.bytes())
 
     def bytes(self) -> int:

@@ -32,8 +32,7 @@ def asked_of(
 ) -> None:  # fmt: skip
     """Do work that is asked of a stream, or capture it. `stream`: None for the current one."""
     handle = current_stream().cuda_stream if stream is None else stream
-    if CAPTURES.add(handle, GraphWork(kind, run, label, touched, params, launches=launches)) is None:
-        run()
+    CAPTURES.do(handle, GraphWork(kind, run, label, touched, params, launches=launches))
 
 
 class HostStream:
@@ -245,14 +244,14 @@ class HostGraph:
 
     def replay(self) -> None:
         """Do the work, in an order that the capture allows."""
-        graph = self._captured()
-        if CAPTURES.on(current_stream().cuda_stream) is not None:
-            CAPTURES.add(current_stream().cuda_stream, GraphWork(NodeKind.GRAPH, bodies=(graph.copy()[0],)))
+        handle = current_stream().cuda_stream
+        if CAPTURES.on(handle) is not None:  # of a graph that is not yet instantiated, too
+            CAPTURES.add(handle, GraphWork(NodeKind.GRAPH, bodies=(self._captured().copy()[0],)))
             return
         if self._made is None:
             self.instantiate()
         assert self._made is not None
-        self._made.launch()
+        CAPTURES.launch(handle, self._made)
 
     def reset(self) -> None:
         """Forget the work."""

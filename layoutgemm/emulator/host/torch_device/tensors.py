@@ -28,9 +28,10 @@ from ..graphs.graph import NodeKind
 from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
+from .order import is_pending, is_plain, note, note_move, note_work
 from .products import PRODUCTS, product, tensors_in
 from .recorder import fill_again, not_recorded, recorded, replayed
-from .streams import asked_of, is_capturing, own_streams, refuse_read, touched_by
+from .streams import CAPTURES, asked_of, is_capturing, own_streams, refuse_read, touched_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ Named = dict[str, Any]
 MARK = "_layoutgemm_on_gpu"
 PINNED = "_layoutgemm_pinned"
 _MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
-_USE = DeviceUse()
+_USE = DeviceUse(CAPTURES.allocated)
 _NUMBERS: list[DeviceNumbers] = []  # of the session
 
 
@@ -255,6 +256,8 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
         return _captured(work)
     done = work.do()
     if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
+        if gpu or is_pending():
+            note_work(torch, name, args, kwargs, work.changed, done, on_gpu)
         return done
     allocates = _ALLOCATES.fullmatch(name)
     if target and allocates:
@@ -263,6 +266,8 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
         done = _marked(torch, done, target)
     if allocates and not target and type(done) is torch.Tensor:
         setattr(done, MARK, False)  # of the host, by its script's word
+    if gpu or target or is_pending():
+        note_work(torch, name, args, kwargs, work.changed, done, on_gpu)
     return _pinned(done) if pinned else done
 
 
@@ -509,6 +514,7 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
 def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs: Named) -> Any:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
+    non_blocking = bool(kwargs.get("non_blocking", name == "cuda" and len(args) > 2 and args[2]))
     if name == "cuda":
         target = True
         for device in (*args[1:], kwargs.get("device")):
@@ -534,7 +540,15 @@ def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs
         done = x.detach().clone() if not x.requires_grad else x.clone()
     if target:
         _align(torch, done, args)
-    return _marked(torch, done, target)
+    done = _marked(torch, done, target)
+    if non_blocking and not target and on_gpu(x):
+        _pinned(done)  # torch asks for pinned memory there
+    if done is not x and isinstance(done, torch.Tensor) and (target or on_gpu(x)) and is_plain(torch, (x, done)):
+        if target and on_gpu(x):
+            note(name, [x], [done])
+        else:
+            note_move(name, done, x, non_blocking, on_gpu)
+    return done
 
 
 def _profile(plain: type) -> type:
