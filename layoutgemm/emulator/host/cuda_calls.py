@@ -206,6 +206,7 @@ def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
 
     def created(flags: int = 0, *args: object) -> tuple[object, object]:
         handle = HostStream.new_handle()
+        CAPTURES.order.are_several = True
         if int(flags) & NONBLOCKING:
             CAPTURES.nonblocking.add(handle)
         return success, stream_of(handle)

@@ -759,8 +759,9 @@ class CudaRuntime:
             return self._failed
 
         return {name: waiting(name) for name in ("cudaStreamSynchronize", "cudaStreamQuery")} | {
-            "cudaDeviceSynchronize": device, "cudaDeviceReset": device, "cudaEventSynchronize": asking, "cudaEventQuery": asking,
-            "cudaEventRecord": recorded, "cudaEventRecordWithFlags": recorded_with, "cudaStreamWaitEvent": ordered,
+            "cudaDeviceSynchronize": device, "cudaDeviceReset": device,
+            "cudaEventSynchronize": asking, "cudaEventQuery": asking, "cudaEventRecord": recorded,
+            "cudaEventRecordWithFlags": recorded_with, "cudaStreamWaitEvent": ordered,
         }  # fmt: skip
 
     def _properties(self) -> _Properties:

@@ -205,7 +205,7 @@ class Captures:
         self.order.host_waits(event=event)
 
     def synchronise(self, stream: int | None = None, call: str = "") -> None:
-        """Put later work behind a stream that the host waits for, or behind all. Raises CudaStatusError in a capture."""
+        """Put later work behind a stream for which the host waits, or behind all. Raises CudaStatusError."""
         if stream in LEGACY:
             self._hold_legacy(stream or 0)
         for one, capture in self._of.items():
@@ -214,7 +214,7 @@ class Captures:
         self.order.host_waits(stream)
 
     def unsafe(self, call: str) -> None:
-        """A call that waits for all streams, as cudaMalloc. Raises CudaStatusError where a capture's mode forbids it."""
+        """Wait for all streams, as cudaMalloc may. Raises CudaStatusError where a capture's mode forbids it."""
         mine = getattr(self._modes, "mode", GLOBAL)
         for stream, capture in self._of.items():
             own = capture.thread == threading.get_ident()

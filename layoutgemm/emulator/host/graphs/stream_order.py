@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ...races.dependent_launches import PreviousLaunch
 from ...races.unordered_launches import BESIDE, Copied, Footprint, Touched, TouchedBytes, UnorderedLaunches
@@ -56,7 +56,9 @@ class StreamOrder:
         self._times = itertools.count(1)
         self._lock = threading.RLock()
         self._running = threading.local()
+        self.host_copies: list[Any] = []  # of pinned memory, as torch's device keeps them
         self.is_kept = True  # False: races are not looked for
+        self.are_several = False  # True once a stream beside the default ones has been made
 
     # ------------------------------------------------------------------------------------ what is behind what
 
@@ -166,6 +168,14 @@ class StreamOrder:
             with self._lock:
                 self._over(stream, turn, scope)
 
+    def note_alone(self, name: str, piece: TouchedBytes) -> None:
+        """Note a write on the legacy stream, which has run, while there is no other stream."""
+        with self._lock:
+            self._settle(0)
+            clock = self._behind[0]
+            clock[0] = clock.get(0, 0) + 1
+            self._keep(0, clock[0], [(piece, Copied(piece, name, next(self._times)))])
+
     def is_over(self, handle: int, turn: int) -> bool:
         """True if the host has waited for a turn of a stream."""
         return self._host.get(self.stream_of(handle), 0) >= turn
@@ -210,12 +220,16 @@ class StreamOrder:
         done = self._last.pop(stream, None)
         if done is None:
             return
-        kept = self._kept.setdefault(stream, {})
         for one in done.touched:
-            found: list[tuple[object, Footprint | Copied]] = [(copy.piece, copy) for copy in one.copies]
-            found += [((x.kind, x.lows.tobytes(), x.highs.tobytes()), x) for x in one.of_launches()]
-            for key, item in found:
-                kept.pop(key, None)  # the latest last
-                kept[key] = done.turn, item
+            self._keep(stream, done.turn, [(copy.piece, copy) for copy in one.copies])
+            launched = [((x.kind, x.lows.tobytes(), x.highs.tobytes()), x) for x in one.of_launches()]
+            self._keep(stream, done.turn, launched)
+
+    def _keep(self, stream: int, turn: int, found: Sequence[tuple[object, Footprint | Copied]]) -> None:
+        """Keep footprints in place of those that touch the same bytes."""
+        kept = self._kept.setdefault(stream, {})
+        for key, item in found:
+            kept.pop(key, None)  # the latest last
+            kept[key] = turn, item
         while len(kept) > MOST:
             del kept[next(iter(kept))]

@@ -38,6 +38,7 @@ class DeviceUse:
 
     def __init__(self, allocated: Callable[[int], object] = lambda address: None) -> None:
         self.allocated = allocated
+        self.count = 0  # storages so far
         # By id; a DLPack capsule keeps a storage alive without its tensor.
         self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.peak = 0
@@ -46,6 +47,7 @@ class DeviceUse:
         """Count a storage from now on, as long as it lives."""
         if id(storage) not in self.storages:
             self.storages[id(storage)] = storage
+            self.count += 1
             self.allocated(storage.data_ptr())
             self.peak = max(self.peak, self.bytes())
 

@@ -28,9 +28,11 @@ _PARTLY = re.compile(
 )
 # Functions that give memory without a value, or a value that does not depend on their argument's.
 _FORM = re.compile(r"(new_)?(empty|zeros|ones|full)(_like|_strided|_permuted)?|new_tensor|rand(n|int)?_like")
-# Functions that wait for the stream, as they need values on the host.
+# Functions that wait for the stream, as they need values on the host or copy its pageable memory; and backward
+# functions, whose work is on the streams of the forward functions, and joined.
 WAITS = frozenset(
-    "item tolist __bool__ __int__ __float__ __index__ __complex__ __repr__ __str__ __format__ __contains__ is_nonzero "
+    "tensor as_tensor asarray new_tensor item tolist __bool__ __int__ __float__ __index__ __complex__ __repr__ __str__ "
+    "__format__ __contains__ is_nonzero "
     "nonzero unique unique_consecutive equal allclose masked_select repeat_interleave bincount histc argwhere "
     "assert_close backward grad".split()
 )
@@ -56,12 +58,9 @@ class HostCopy(NamedTuple):
     text: str
 
 
-_PENDING: list[HostCopy] = []
-
-
-def is_pending() -> bool:
-    """True while a copy of pinned memory may go on."""
-    return bool(_PENDING)
+def is_followed() -> bool:
+    """True if all accesses count: there are several streams, or a copy of pinned memory may go on."""
+    return CAPTURES.order.are_several or bool(CAPTURES.order.host_copies)
 
 
 def calling_line() -> str:
@@ -102,7 +101,6 @@ def note(name: str, read: Iterable[Tensor], written: Iterable[Tensor], waits: bo
     CAPTURES.order.run(handle, _nothing, f"torch's {name}{calling_line()}", pieces)
     if waits:
         CAPTURES.order.host_waits(handle)
-        _PENDING[:] = [one for one in _PENDING if not CAPTURES.order.is_over(one.stream, one.turn)]
 
 
 def _nothing() -> None:
@@ -115,7 +113,9 @@ def note_pending(name: str, host: Tensor, writes: bool) -> None:
         stream, storage = current_stream().cuda_stream, weakref.ref(host.untyped_storage())
         text = f"torch's {name}{calling_line()}, with non_blocking=True"
         turn = CAPTURES.order.turn_of(stream)
-        _PENDING.append(HostCopy(storage, piece.address, piece.address + piece.size, writes, stream, turn, text))
+        CAPTURES.order.host_copies.append(
+            HostCopy(storage, piece.address, piece.address + piece.size, writes, stream, turn, text)
+        )
 
 
 def note_work(
@@ -139,7 +139,7 @@ def note_work(
     if name == "copy_" and places and len(args) > 1 and isinstance(args[1], torch.Tensor):
         _note_copy(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)), on_gpu)
         return
-    if _PENDING:
+    if CAPTURES.order.host_copies:
         _look(name, [] if _FORM.fullmatch(name) else given, places)
     of_gpu = [x for x in given if on_gpu(x)]
     if not of_gpu and not any(map(on_gpu, results)):
@@ -152,9 +152,18 @@ def note_work(
             written = [args[0][args[1]]]
     if name.startswith(("empty", "new_empty")):
         written = []
-    note(name, read, written, name in WAITS)
+    note(name, read, written, name in WAITS or (bool(of_gpu) and len(of_gpu) < len(given)))
     if name == "backward":  # its work is on the streams of the forward functions, and joined with this one
         CAPTURES.order.wait_all(current_stream().cuda_stream)
+
+
+def note_alone(torch: ModuleType, name: str, written: Tensor | None) -> None:
+    """Note work on the one stream that there is, which a later one may race with: what it writes, if anything."""
+    if name in WAITS:
+        CAPTURES.order.host_waits(0)
+    elif written is not None and not name.startswith(("empty", "new_empty")) and not _PARTLY.fullmatch(name):
+        if is_plain(torch, (written,)) and (piece := _bytes_of(written, True)) is not None:
+            CAPTURES.order.note_alone(f"torch's {name}{calling_line()}", piece)
 
 
 def _is_basic(torch: ModuleType, index: object) -> bool:
@@ -163,7 +172,7 @@ def _is_basic(torch: ModuleType, index: object) -> bool:
 
 
 def _note_copy(to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Any) -> None:
-    if _PENDING:
+    if CAPTURES.order.host_copies:
         _look("copy_", [source], [to])
     if on_gpu(to) and on_gpu(source):
         note("copy_", [source], [to])
@@ -184,13 +193,12 @@ def note_move(name: str, to: Tensor, source: Tensor, non_blocking: bool, on_gpu:
 def _look(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
     """Find races of the host with copies of pinned memory that go on."""
     order = CAPTURES.order
-    _PENDING[:] = [
-        one for one in _PENDING if one.storage() is not None and not order.is_over(one.stream, one.turn)
-    ]  # fmt: skip
+    copies: list[HostCopy] = order.host_copies
+    copies[:] = [one for one in copies if one.storage() is not None and not order.is_over(one.stream, one.turn)]
     for tensors, writes in ((written, True), (read, False)):
         for x in tensors:
             piece = _bytes_of(x, writes)
-            for one in _PENDING if piece is not None else ():
+            for one in copies if piece is not None else ():
                 if (writes or one.writes) and one.low < piece.address + piece.size and piece.address < one.high:
                     text = (
                         f"the host {'writes' if writes else 'reads'} {piece.size} bytes of pinned memory, by torch's "

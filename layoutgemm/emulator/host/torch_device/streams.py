@@ -17,6 +17,7 @@ from ...races.unordered_launches import TouchedBytes
 from ..graphs.capture import GLOBAL, RELAXED, THREAD_LOCAL, Captures
 from ..graphs.graph import CudaGraph, ExecutableGraph, GraphWork, NodeKind
 from ..graphs.statuses import CudaStatusError, Status
+from ..graphs.stream_order import LEGACY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,7 @@ class HostStream:
     def __init__(self, device: object = None, priority: int = 0, **kwargs: object):
         self.cuda_stream = self.new_handle()
         CAPTURES.nonblocking.add(self.cuda_stream)  # as torch makes its streams
+        CAPTURES.order.are_several = True
         self.priority = priority
         self._entered: list[HostStream] = []
 
@@ -114,9 +116,11 @@ class HostExternalStream(HostStream):
     """The stream of a handle that another library has made."""
 
     def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
+        several = CAPTURES.order.are_several
         super().__init__()
         CAPTURES.nonblocking.discard(self.cuda_stream)
         self.cuda_stream = int(stream_ptr)
+        CAPTURES.order.are_several = several or int(stream_ptr) not in LEGACY
 
 
 DEFAULT = HostExternalStream(0)

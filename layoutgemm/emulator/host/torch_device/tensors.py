@@ -28,7 +28,7 @@ from ..graphs.graph import NodeKind
 from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
-from .order import is_pending, is_plain, note, note_move, note_work
+from .order import is_followed, is_plain, note, note_alone, note_move, note_work
 from .products import PRODUCTS, product, tensors_in
 from .recorder import fill_again, not_recorded, recorded, replayed
 from .streams import CAPTURES, asked_of, is_capturing, own_streams, refuse_read, touched_by
@@ -254,10 +254,10 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     work = GpuWork(torch, name, func, args, kwargs, target)
     if target and is_capturing():
         return _captured(work)
+    count = _USE.count
     done = work.do()
     if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
-        if gpu or is_pending():
-            note_work(torch, name, args, kwargs, work.changed, done, on_gpu)
+        _followed(work, done, done if gpu and type(done) is torch.Tensor and work.changed is done else None)
         return done
     allocates = _ALLOCATES.fullmatch(name)
     if target and allocates:
@@ -266,9 +266,16 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
         done = _marked(torch, done, target)
     if allocates and not target and type(done) is torch.Tensor:
         setattr(done, MARK, False)  # of the host, by its script's word
-    if gpu or target or is_pending():
-        note_work(torch, name, args, kwargs, work.changed, done, on_gpu)
+    _followed(work, done, done if _USE.count > count and type(done) is torch.Tensor else None)
     return _pinned(done) if pinned else done
+
+
+def _followed(work: GpuWork, done: object, written: Tensor | None) -> None:
+    """Note what a function has touched. `written`: the one tensor that it has made or changed on the GPU, or None."""
+    if is_followed() or work.name == "copy_":
+        note_work(work.torch, work.name, work.args, work.kwargs, work.changed, done, on_gpu)
+    elif work.on_gpu:
+        note_alone(work.torch, work.name, written)
 
 
 # What autocast computes in float32 on a GPU, and the CPU's in the type that it is given: torch.amp, "CUDA Ops that can
@@ -330,7 +337,7 @@ class GpuWork:
             return self.kwargs["out"]
         changes = self.name in _IN_PLACE or (self.name.endswith("_") and not self.name.endswith("__"))
         inplace = (changes and self.name not in _OF_FORM) or self.kwargs.get("inplace") is True
-        return self.args[0] if inplace else None
+        return next(iter((*self.args, *self.kwargs.values())), None) if inplace else None
 
 
 # Functions that draw random numbers.
