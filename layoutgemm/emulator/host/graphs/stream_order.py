@@ -32,11 +32,17 @@ def _join(clock: Clock, other: Clock) -> None:
 
 
 class _Done(NamedTuple):
-    """Work of a stream. `turn`: its place there; `front`: its launch, beside which a dependent one may run."""
+    """The latest work of a stream.
+
+    turn   its place there
+    front  its launch, beside which a dependent one may run
+    clock  what the stream is behind; a wait in between leaves no launch in front
+    """
 
     turn: int
     touched: list[Touched]
     front: PreviousLaunch | None
+    clock: Clock
 
 
 class StreamOrder:
@@ -88,10 +94,7 @@ class StreamOrder:
     def wait(self, handle: int, event: int) -> None:
         """Put a stream's later work behind an event."""
         with self._lock:
-            stream, known = self.stream_of(handle), self._events.get(event, {})
-            if any(turn > self._clock(stream).get(other, 0) for other, turn in known.items()):
-                _join(self._behind[stream], known)
-                self._part(stream)
+            _join(self._clock(self.stream_of(handle)), self._events.get(event, {}))
 
     def wait_all(self, handle: int) -> None:
         """Put a stream's later work behind all that has been asked for."""
@@ -187,6 +190,8 @@ class StreamOrder:
     def _scope(self, stream: int, launches: bool) -> tuple[UnorderedLaunches, int]:
         """(The scope of work that begins, its turn of the stream.)"""
         clock = self._clock(stream)
+        last = self._last.get(stream) if launches else None
+        front = last.front if last is not None and last.clock == clock else None
         clock[stream] = clock.get(stream, 0) + 1
         others = []
         for other in {*self._kept, *self._last} - {stream}:
@@ -199,8 +204,6 @@ class StreamOrder:
                     beside.footprints.append(item if isinstance(item, Footprint) else item.footprint)
             if beside.footprints:
                 others.append(beside)
-        last = self._last.get(stream) if launches else None
-        front = None if last is None else last.front
         scope = UnorderedLaunches(others, front, self.name_of(stream), next(self._times), self._born)
         return scope, clock[stream]
 
@@ -208,12 +211,7 @@ class StreamOrder:
         self._settle(stream)
         if scope.front is not None:
             scope.front.watch.dependent = None  # the launches before it: a later launch is behind them, or has them
-        self._last[stream] = _Done(turn, scope.seen, scope.last)
-
-    def _part(self, stream: int) -> None:
-        """Let no launch be in front of the stream's next one."""
-        if (done := self._last.get(stream)) is not None:
-            self._last[stream] = done._replace(front=None)
+        self._last[stream] = _Done(turn, scope.seen, scope.last, dict(self._behind[stream]))
 
     def _settle(self, stream: int) -> None:
         """Keep the footprints of a stream's last work, without its launches."""
