@@ -46,7 +46,9 @@ class TouchedBytes(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Ranges of bytes that were touched in one way, by their addresses in this process, in rising order.
+    """Ranges of bytes that were touched in one way.
+
+    They are addresses of this process, in rising order.
 
     kind   "read", "write", or "strong": atomic and strong writes
     texts  the access to each range
@@ -60,7 +62,7 @@ class Footprint(NamedTuple):
     time: int = 0
 
     def hit(self, addresses: Addresses, size: int, writes: bool, strong: bool = False) -> tuple[int, str] | None:
-        """(an address, the access there) that conflicts with one to `size` bytes at each address, or None."""
+        """(address, text) of a conflict with an access to `size` bytes at each address, or None."""
         if (self.kind == "read" and not writes) or (self.kind == "strong" and strong):
             return None
         if self.highs[-1] <= addresses.min() or addresses.max() + size <= self.lows[0]:

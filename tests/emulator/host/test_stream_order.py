@@ -1,4 +1,4 @@
-"""The order of streams: what nothing orders, and touches the same bytes, is a race; what CUDA orders is none."""
+"""Work of two streams on the same bytes is a race, unless CUDA orders it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEGACY, PER_THREAD = 0, 2
 
 
 class Streams:
-    """Streams of an emulated GPU with an allocation of 64 bytes, and the races that were found."""
+    """Streams with an allocation of 64 bytes, and their races."""
 
     def __init__(self) -> None:
         self.memory, self.captures = DeviceMemory(), Captures()
@@ -55,7 +55,7 @@ def streams() -> Iterator[Streams]:
 
 
 def stages(s: Streams) -> dict[str, tuple[int, list[Any], int, bool]]:
-    """(The stream that fills, what is between, the stream that reads, whether that is a race)."""
+    """(stream that fills, steps between, stream that reads, whether it is a race)."""
     c = s.captures
     event = lambda stream: lambda: c.record(1, stream)  # noqa: E731
     waits = lambda stream: lambda: c.wait(stream, 1)  # noqa: E731
@@ -169,7 +169,7 @@ def test_kernels_and_graphs_race_with_work_of_other_streams(streams: Streams, se
 
 
 def torch_findings(script: str) -> list[str]:
-    """The findings of lines of torch, with two streams `a` and `b`, and `x` of 64 floats on the GPU."""
+    """The findings of a script of torch. It has two streams, `a` and `b`, and 64 floats `x`."""
     torch = needs.module("torch")
     names = {"torch": torch, "cuda": torch.cuda}
     head = "x = torch.ones(64, device='cuda'); cuda.synchronize(); a, b = cuda.Stream(), cuda.Stream()\n"
@@ -328,8 +328,9 @@ STREAMS, DEPENDENT = "which may still run on", "the launch is dependent (PDL) an
     [
         ("ab", STREAMS), ("ln", STREAMS), ("fn", STREAMS), ("cn", STREAMS), ("ah", STREAMS), ("mb", STREAMS),
         ("ba", STREAMS), ("bF", "cudaFreeAsync takes back 4 bytes"), ("[a]gb", STREAMS), ("b[a]g", STREAMS),
-        ("ad", DEPENDENT), ("[ad]g", DEPENDENT), ("aeb", ""), ("asb", ""), ("alb", ""), ("lb", ""), ("al", ""), ("apb", ""),
-        ("aCn", ""), ("maF", ""), ("msb", ""), ("aw", ""), ("asd", ""), ("afd", ""), ("[aw]g", ""), ("[a]geb", ""),
+        ("ad", DEPENDENT), ("[ad]g", DEPENDENT), ("aeb", ""), ("asb", ""), ("alb", ""), ("lb", ""), ("al", ""),
+        ("apb", ""), ("aCn", ""), ("maF", ""), ("msb", ""), ("aw", ""), ("asd", ""), ("afd", ""), ("[aw]g", ""),
+        ("[a]geb", ""),
         ("dd", DEPENDENT), ("abbbasaeh", STREAMS),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from ....errors import EmulatorError
+from ...races.dependent_launches import PreviousLaunch
 from ...races.unordered_launches import BESIDE, Touched, TouchedBytes, UnorderedLaunches
 from .statuses import CudaStatusError, Status
 
@@ -311,7 +312,7 @@ def _run(graph: CudaGraph, outer: UnorderedLaunches, outside: Sequence[Touched])
         for before in order[n].behind:
             descendants[number[before]] |= descendants[n] | 1 << n
     touched: list[list[Touched]] = []
-    fronts = {before: None for node in order if (before := _in_front(node)) is not None}
+    fronts: dict[GraphNode | None, PreviousLaunch | None] = {_in_front(node): None for node in order}
     for n, node in enumerate(order):
         apart = whole & ~(ancestors[n] | descendants[n] | 1 << n)
         beside = [*outside, *[one for m in range(n if apart else 0) if apart >> m & 1 for one in touched[m]]]
@@ -324,9 +325,7 @@ def _run(graph: CudaGraph, outer: UnorderedLaunches, outside: Sequence[Touched])
                     raise EmulatorError(f"a conditional node of type `while` has run {MOST_ROUNDS} times")
                 touched[n] += _run(body, outer, beside)
             continue
-        before = _in_front(node)
-        front = None if before is None else fronts.pop(before)
-        scope = UnorderedLaunches(beside, front, outer.stream, outer.time, outer.born)
+        scope = UnorderedLaunches(beside, fronts.pop(_in_front(node), None), outer.stream, outer.time, outer.born)
         scope.copied(node.work.touched, node.work.label)
         with BESIDE.entered(scope):
             node.work.run()

@@ -1,4 +1,4 @@
-"""The order of the work of an emulated GPU's streams, and the races of work that nothing orders.
+"""The order of the work of streams, and races of unordered work.
 
 Work runs when it is asked for. Each stream, each event and the host know how far they are behind every stream: by the
 streams' turns, as vector clocks. What all later work is behind, since the host has waited for it, is forgotten. Of work
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,8 @@ Clock: TypeAlias = dict[int, int]  # stream -> the last of its turns that is ove
 LEGACY = (0, 1)  # none, and cudaStreamLegacy
 PER_THREAD = 2  # cudaStreamPerThread
 MOST = 1 << 12  # footprints of one stream that are kept; the oldest are forgotten
+# Of the one stream that there is: launches whose watches are kept to be read when there is another, and their pages.
+MOST_UNREAD, MOST_PAGES = 4, 256
 
 
 def _join(clock: Clock, other: Clock) -> None:
@@ -46,7 +49,7 @@ class _Done(NamedTuple):
 
 
 class StreamOrder:
-    """What streams, events and the host are behind, and what the streams' work has touched.
+    """The clocks of streams, events and the host, and the bytes that the streams' work has touched.
 
     nonblocking  the streams that do not wait for the legacy stream
     """
@@ -58,6 +61,8 @@ class StreamOrder:
         self._events: dict[int, Clock] = {}
         self._kept: dict[int, dict[object, tuple[int, Footprint | Copied]]] = {}
         self._last: dict[int, _Done] = {}
+        self._unread: deque[_Done] = deque()
+        self._used: set[int] = set()  # streams that have had work
         self._births: dict[int, int] = {}  # first address of an allocation -> when
         self._times = itertools.count(1)
         self._lock = threading.RLock()
@@ -122,6 +127,8 @@ class StreamOrder:
         for stream, done in list(self._last.items()):
             if done.turn <= host.get(stream, 0):
                 del self._last[stream]
+        while self._unread and self._unread[0].turn <= host.get(next(iter(self._used)), 0):
+            self._unread.popleft()
         for stream, kept in list(self._kept.items()):
             turn = host.get(stream, 0)
             self._kept[stream] = {key: one for key, one in kept.items() if one[0] > turn}
@@ -129,7 +136,7 @@ class StreamOrder:
             event: known for event, known in self._events.items()
             if any(turn > host.get(stream, 0) for stream, turn in known.items())
         }  # fmt: skip
-        if not self._last and not any(self._kept.values()):
+        if not self._last and not self._unread and not any(self._kept.values()):
             self._births.clear()
 
     def allocated(self, address: int) -> None:
@@ -172,7 +179,7 @@ class StreamOrder:
                 self._over(stream, turn, scope)
 
     def note_alone(self, name: str, piece: TouchedBytes) -> None:
-        """Note a write on the legacy stream, which has run, while there is no other stream."""
+        """Note a write that has run on the legacy stream, the only one."""
         with self._lock:
             self._settle(0)
             clock = self._behind[0]
@@ -189,6 +196,9 @@ class StreamOrder:
 
     def _scope(self, stream: int, launches: bool) -> tuple[UnorderedLaunches, int]:
         """(The scope of work that begins, its turn of the stream.)"""
+        if stream not in self._used:
+            self._read(self._used)
+            self._used.add(stream)
         clock = self._clock(stream)
         last = self._last.get(stream) if launches else None
         front = last.front if last is not None and last.clock == clock else None
@@ -220,14 +230,35 @@ class StreamOrder:
             return
         for one in done.touched:
             self._keep(stream, done.turn, [(copy.piece, copy) for copy in one.copies])
-            launched = [((x.kind, x.lows.tobytes(), x.highs.tobytes()), x) for x in one.of_launches()]
-            self._keep(stream, done.turn, launched)
+            one.copies = []
+        if len(self._used) > 1:
+            self._read_one(stream, done)
+        elif any(one.launch is not None for one in done.touched):
+            self._unread.append(done)
+            while len(self._unread) > MOST_UNREAD or sum(map(_pages, self._unread)) > MOST_PAGES:
+                self._unread.popleft()
+
+    def _read(self, streams: set[int]) -> None:
+        """Read the watches of the launches of the one stream that there was."""
+        while self._unread:
+            self._read_one(next(iter(streams)), self._unread.popleft())
+
+    def _read_one(self, stream: int, done: _Done) -> None:
+        for one in done.touched:
+            found = [((x.kind, x.lows.tobytes(), x.highs.tobytes()), x) for x in one.of_launches()]
+            self._keep(stream, done.turn, found)
 
     def _keep(self, stream: int, turn: int, found: Sequence[tuple[object, Footprint | Copied]]) -> None:
-        """Keep footprints in place of those that touch the same bytes."""
+        """Keep footprints. They replace earlier ones of the same bytes."""
         kept = self._kept.setdefault(stream, {})
         for key, item in found:
             kept.pop(key, None)  # the latest last
             kept[key] = turn, item
         while len(kept) > MOST:
             del kept[next(iter(kept))]
+
+
+def _pages(done: _Done) -> int:
+    """The pages of the watches of a stream's work."""
+    watches = [one.launch.watch for one in done.touched if one.launch is not None]
+    return sum(len(watch.pages) + len(watch.coarse) for watch in watches)

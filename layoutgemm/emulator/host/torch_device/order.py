@@ -1,4 +1,4 @@
-"""The bytes that torch's functions touch on streams, and in pinned memory of the host, for the order of streams.
+"""The bytes that torch's functions touch, on streams and in pinned memory.
 
 A function is followed where its bytes are known: whole dense tensors, and what `__setitem__` writes. Others, as those
 that gather or scatter, are left out: none of them is a false alarm.
@@ -108,7 +108,7 @@ def _nothing() -> None:
 
 
 def note_pending(name: str, host: Tensor, writes: bool) -> None:
-    """Note that the current stream's latest work is a copy of pinned memory, which goes on."""
+    """Note that the current stream's latest work copies pinned memory, and goes on."""
     if (piece := _bytes_of(host, writes)) is not None:
         stream, storage = current_stream().cuda_stream, weakref.ref(host.untyped_storage())
         text = f"torch's {name}{calling_line()}, with non_blocking=True"
@@ -122,7 +122,7 @@ def note_work(
     torch: ModuleType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object, done: object,
     on_gpu: Any,
 ) -> None:  # fmt: skip
-    """Note what a function of torch has done on the GPU, or with memory of the host.
+    """Note the bytes that a function of torch has touched.
 
     changed  the argument that it has changed in place, or None
     on_gpu   whether a tensor lies on the GPU
@@ -158,7 +158,7 @@ def note_work(
 
 
 def note_alone(torch: ModuleType, name: str, written: Tensor | None) -> None:
-    """Note work on the one stream that there is, which a later one may race with: what it writes, if anything."""
+    """Note a write on the only stream. A later stream may race with it."""
     if name in WAITS:
         CAPTURES.order.host_waits(0)
     elif written is not None and not name.startswith(("empty", "new_empty")) and not _PARTLY.fullmatch(name):
@@ -198,7 +198,9 @@ def _look(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
     for tensors, writes in ((written, True), (read, False)):
         for x in tensors:
             piece = _bytes_of(x, writes)
-            for one in copies if piece is not None else ():
+            if piece is None:
+                continue
+            for one in copies:
                 if (writes or one.writes) and one.low < piece.address + piece.size and piece.address < one.high:
                     text = (
                         f"the host {'writes' if writes else 'reads'} {piece.size} bytes of pinned memory, by torch's "
