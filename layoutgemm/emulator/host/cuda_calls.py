@@ -117,7 +117,7 @@ class DeviceMemory:
         return self._held[address]
 
     def ordered(self, address: int, frees: bool = False) -> GraphWork:
-        """The work of a stream that makes an allocation its own, or frees it: others' accesses are to be ordered."""
+        """The stream's work that begins an allocation, or ends it."""
         touched = TouchedBytes(address, len(self._held[address]), True, "takes back" if frees else "allocates")
         if not frees:
             return GraphWork(NodeKind.MEM_ALLOC, label="cudaMallocAsync", touched=(touched,))
@@ -255,10 +255,27 @@ def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
     return handle_of(args[-1]) if is_async and args else 0
 
 
+def copied(module: ModuleType, name: str, to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
+    """A copy of bytes. One without a stream is synchronous, but for one between two places of the device."""
+    is_async = name.endswith("Async")
+
+    def run() -> None:
+        ctypes.memmove(host_address(to), host_address(source), int(size))
+
+    touched = (
+        TouchedBytes(host_address(source), int(size), False),
+        TouchedBytes(host_address(to), int(size), True),
+    )
+    waits = not is_async and "DtoD" not in name
+    work = GraphWork(NodeKind.MEMCPY, run, f"a copy of {int(size)} bytes", touched)
+    CAPTURES.do(stream_of(is_async, args), work, waits)
+    return (success_of(module),)
+
+
 def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins that allocate, copy and fill."""
     pool = GraphPool(memory)
-    success = success_of(module)
+    success, copy = success_of(module), partial(copied, module)
 
     def allocate(is_async: bool, size: int, *args: SupportsInt) -> tuple[object, object]:
         if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
@@ -285,21 +302,6 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         memory.free(int(address))
         return (success,)
 
-    def copy(name: str, to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
-        is_async = name.endswith("Async")
-
-        def run() -> None:
-            ctypes.memmove(host_address(to), host_address(source), int(size))
-
-        touched = (
-            TouchedBytes(host_address(source), int(size), False),
-            TouchedBytes(host_address(to), int(size), True),
-        )
-        waits = not is_async and "DtoD" not in name
-        work = GraphWork(NodeKind.MEMCPY, run, f"a copy of {int(size)} bytes", touched)
-        CAPTURES.do(stream_of(is_async, args), work, waits)
-        return (success,)
-
     def filled(stream: int, to: Memory, content: bytes) -> tuple[object]:
         def run() -> None:
             ctypes.memmove(host_address(to), content, len(content))
@@ -321,7 +323,7 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
     )  # fmt: skip
     for function, names, outputs in functions:
         for name in names:
-            bound = partial(function, name if function is copy else name.endswith("Async"))
+            bound = partial(function, name if names is _COPY[kind] else name.endswith("Async"))
             found[name] = answering(module, bound, outputs)
     return found
 

@@ -313,7 +313,7 @@ class GlobalWatch:
         return "" if access is None else access.what
 
     def ranges(self, low: int, size: int) -> Iterator[tuple[str, Addresses, Addresses, list[str]]]:
-        """The ranges in [low, low + size) that were touched: (kind, first bytes, ends, an access to each).
+        """The ranges in [low, low + size) that were touched: (kind, low ends, high ends, texts).
 
         The kinds are "read", "write" and "strong": atomic and strong writes.
         """

@@ -1,4 +1,4 @@
-"""Races between launches, copies and fills that nothing orders: of two streams, or nodes of a CUDA graph.
+"""Races of unordered work: of two streams, or of two nodes of a CUDA graph.
 
 They run one after another here and may run at once on a GPU. An access of the later one is compared with the bytes that
 the earlier ones touched. Atomic operations and strong writes of both are no race. CUDA C++ Programming Guide, "Streams"
@@ -62,7 +62,7 @@ class Footprint(NamedTuple):
     time: int = 0
 
     def hit(self, addresses: Addresses, size: int, writes: bool, strong: bool = False) -> tuple[int, str] | None:
-        """(address, text) of a conflict with an access to `size` bytes at each address, or None."""
+        """(address, text) of a conflict with `size` bytes at each address, or None."""
         if (self.kind == "read" and not writes) or (self.kind == "strong" and strong):
             return None
         if self.highs[-1] <= addresses.min() or addresses.max() + size <= self.lows[0]:
@@ -152,7 +152,7 @@ class UnorderedLaunches:
         self.last: PreviousLaunch | None = None
 
     def begun(self) -> PreviousLaunch | None:
-        """The launch in front, where a run of its launches begins: it may be repeated in another order."""
+        """The launch in front, where a run of its launches begins. A run may be repeated."""
         self.seen.clear()
         self.last = None
         return self.front

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...races.dependent_launches import PreviousLaunch
 from ...races.unordered_launches import BESIDE, Copied, Footprint, Touched, TouchedBytes, UnorderedLaunches
@@ -34,7 +35,22 @@ def _join(clock: Clock, other: Clock) -> None:
             clock[stream] = turn
 
 
-class _Done(NamedTuple):
+class HostCopy(NamedTuple):
+    """A copy between pinned memory and the GPU that the host has not waited for.
+
+    writes  whether it writes the host's memory
+    """
+
+    storage: weakref.ref[object]
+    low: int
+    high: int
+    writes: bool
+    stream: int
+    turn: int
+    text: str
+
+
+class _Latest(NamedTuple):
     """The latest work of a stream.
 
     turn   its place there
@@ -49,7 +65,7 @@ class _Done(NamedTuple):
 
 
 class StreamOrder:
-    """The clocks of streams, events and the host, and the bytes that the streams' work has touched.
+    """The clocks of streams, events and the host, and the bytes that streams have touched.
 
     nonblocking  the streams that do not wait for the legacy stream
     """
@@ -60,14 +76,14 @@ class StreamOrder:
         self._host: Clock = {}
         self._events: dict[int, Clock] = {}
         self._kept: dict[int, dict[object, tuple[int, Footprint | Copied]]] = {}
-        self._last: dict[int, _Done] = {}
-        self._unread: deque[_Done] = deque()
+        self._last: dict[int, _Latest] = {}
+        self._unread: deque[_Latest] = deque()
         self._used: set[int] = set()  # streams that have had work
         self._births: dict[int, int] = {}  # first address of an allocation -> when
         self._times = itertools.count(1)
         self._lock = threading.RLock()
         self._running = threading.local()
-        self.host_copies: list[Any] = []  # of pinned memory, as torch's device keeps them
+        self.host_copies: list[HostCopy] = []  # of pinned memory, as torch's device keeps them
         self.is_kept = True  # False: races are not looked for
         self.are_several = False  # True once a stream beside the default ones has been made
 
@@ -75,7 +91,7 @@ class StreamOrder:
 
     @staticmethod
     def stream_of(handle: int) -> int:
-        """The stream of a handle: one for all handles of the legacy stream; each thread's own per-thread stream."""
+        """The stream of a handle. The legacy stream has two, and each thread its per-thread stream."""
         return 0 if handle in LEGACY else -threading.get_ident() if handle == PER_THREAD else handle
 
     def _clock(self, stream: int) -> Clock:
@@ -91,7 +107,7 @@ class StreamOrder:
         return clock
 
     def record(self, event: int, handle: int) -> None:
-        """Record an event: behind it is what the stream has so far, in a graph what runs now."""
+        """Record an event behind the stream's work so far; in a graph behind what runs."""
         with self._lock:
             stream = getattr(self._running, "stream", None)
             self._events[event] = dict(self._clock(self.stream_of(handle) if stream is None else stream))
@@ -221,7 +237,7 @@ class StreamOrder:
         self._settle(stream)
         if scope.front is not None:
             scope.front.watch.dependent = None  # the launches before it: a later launch is behind them, or has them
-        self._last[stream] = _Done(turn, scope.seen, scope.last, dict(self._behind[stream]))
+        self._last[stream] = _Latest(turn, scope.seen, scope.last, dict(self._behind[stream]))
 
     def _settle(self, stream: int) -> None:
         """Keep the footprints of a stream's last work, without its launches."""
@@ -243,7 +259,7 @@ class StreamOrder:
         while self._unread:
             self._read_one(next(iter(streams)), self._unread.popleft())
 
-    def _read_one(self, stream: int, done: _Done) -> None:
+    def _read_one(self, stream: int, done: _Latest) -> None:
         for one in done.touched:
             found = [((x.kind, x.lows.tobytes(), x.highs.tobytes()), x) for x in one.of_launches()]
             self._keep(stream, done.turn, found)
@@ -258,7 +274,7 @@ class StreamOrder:
             del kept[next(iter(kept))]
 
 
-def _pages(done: _Done) -> int:
+def _pages(done: _Latest) -> int:
     """The pages of the watches of a stream's work."""
     watches = [one.launch.watch for one in done.touched if one.launch is not None]
     return sum(len(watch.pages) + len(watch.coarse) for watch in watches)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import Place, bytes_at
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, UntypedStorage
 
 ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
 _OTHER_SEED = 0x9E3779B97F4A7C15  # a seed gives the GPU other numbers than the host, as on hardware
@@ -43,7 +43,7 @@ class DeviceUse:
         self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.peak = 0
 
-    def add(self, storage: Any) -> None:
+    def add(self, storage: UntypedStorage) -> None:
         """Count a storage from now on, as long as it lives."""
         if id(storage) not in self.storages:
             self.storages[id(storage)] = storage

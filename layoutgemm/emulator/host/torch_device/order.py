@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...findings import Finding
 from ...races.unordered_launches import FOUND, TouchedBytes
+from ..graphs.stream_order import HostCopy
 from .products import tensors_in
 from .streams import CAPTURES, current_stream
 
@@ -43,23 +44,8 @@ NON_BLOCKING = (
 _LIBRARIES = ("torch", "layoutgemm", "contextlib", "functools")
 
 
-class HostCopy(NamedTuple):
-    """A copy between pinned memory and the GPU that the host has not waited for.
-
-    writes  whether it writes the host's memory
-    """
-
-    storage: weakref.ref[Any]
-    low: int
-    high: int
-    writes: bool
-    stream: int
-    turn: int
-    text: str
-
-
 def is_followed() -> bool:
-    """True if all accesses count: there are several streams, or a copy of pinned memory may go on."""
+    """True if there are several streams, or copies of pinned memory that may go on."""
     return CAPTURES.order.are_several or bool(CAPTURES.order.host_copies)
 
 
@@ -119,8 +105,8 @@ def note_pending(name: str, host: Tensor, writes: bool) -> None:
 
 
 def note_work(
-    torch: ModuleType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object, done: object,
-    on_gpu: Any,
+    torch: ModuleType, name: str, args: tuple[object, ...], kwargs: dict[str, object], changed: object, done: object,
+    on_gpu: Callable[[object], bool],
 ) -> None:  # fmt: skip
     """Note the bytes that a function of torch has touched.
 
@@ -137,7 +123,7 @@ def note_work(
     if not (fresh or places or name in WAITS):
         return  # a view, or a question about the form
     if name == "copy_" and places and len(args) > 1 and isinstance(args[1], torch.Tensor):
-        _note_copy(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)), on_gpu)
+        _note_copy(places[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)), on_gpu)
         return
     if CAPTURES.order.host_copies:
         _look(name, [] if _FORM.fullmatch(name) else given, places)
@@ -149,7 +135,7 @@ def note_work(
     if _PARTLY.fullmatch(name):
         read, written = [], [x for x in fresh if on_gpu(x)]
         if name == "__setitem__" and _is_basic(torch, args[1]):
-            written = [args[0][args[1]]]
+            written = [places[0][args[1]]]
     if name.startswith(("empty", "new_empty")):
         written = []
     note(name, read, written, name in WAITS or (bool(of_gpu) and len(of_gpu) < len(given)))
@@ -171,7 +157,7 @@ def _is_basic(torch: ModuleType, index: object) -> bool:
     return all(x is None or x is ... or (isinstance(x, (int, slice)) and not isinstance(x, bool)) for x in every)
 
 
-def _note_copy(to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Any) -> None:
+def _note_copy(to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Callable[[object], bool]) -> None:
     if CAPTURES.order.host_copies:
         _look("copy_", [source], [to])
     if on_gpu(to) and on_gpu(source):
@@ -180,7 +166,7 @@ def _note_copy(to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Any) -> N
         note_move("copy_", to, source, non_blocking, on_gpu)
 
 
-def note_move(name: str, to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Any) -> None:
+def note_move(name: str, to: Tensor, source: Tensor, non_blocking: bool, on_gpu: Callable[[object], bool]) -> None:
     """Note a copy between the host and the GPU."""
     to_gpu = on_gpu(to)
     host = source if to_gpu else to
@@ -193,7 +179,7 @@ def note_move(name: str, to: Tensor, source: Tensor, non_blocking: bool, on_gpu:
 def _look(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
     """Find races of the host with copies of pinned memory that go on."""
     order = CAPTURES.order
-    copies: list[HostCopy] = order.host_copies
+    copies = order.host_copies
     copies[:] = [one for one in copies if one.storage() is not None and not order.is_over(one.stream, one.turn)]
     for tensors, writes in ((written, True), (read, False)):
         for x in tensors:
