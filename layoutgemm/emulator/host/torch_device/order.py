@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...findings import Finding
 from ...races.unordered_launches import FOUND, TouchedBytes
-from ..graphs.stream_order import HostCopy
+from ..graphs.stream_order import LEGACY, HostCopy
 from .products import tensors_in
 from .streams import CAPTURES, current_stream
 
@@ -148,7 +148,8 @@ def note_alone(torch: ModuleType, name: str, written: Tensor | None) -> None:
     if name in WAITS:
         CAPTURES.order.host_waits(0)
     elif written is not None and not name.startswith(("empty", "new_empty")) and not _PARTLY.fullmatch(name):
-        if is_plain(torch, (written,)) and (piece := _bytes_of(written, True)) is not None:
+        on_legacy = current_stream().cuda_stream in LEGACY  # else a stream of an earlier session
+        if on_legacy and is_plain(torch, (written,)) and (piece := _bytes_of(written, True)) is not None:
             CAPTURES.order.note_alone(f"torch's {name}{calling_line()}", piece)
 
 
