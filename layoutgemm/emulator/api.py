@@ -382,9 +382,10 @@ def _run_once(
     """The launches in order; began: the clock when the first one begins, which is the same in a repeated run."""
     PtxMachine.NOW = began
     out: list[LaunchResult] = []
-    front: PreviousLaunch | None = None
-    if (beside := BESIDE.now) is not None:
-        beside.seen.clear()
+    beside = BESIDE.now
+    front: PreviousLaunch | None = None  # of a launch that may be dependent
+    if beside is not None:
+        front = beside.begun()
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
@@ -395,8 +396,8 @@ def _run_once(
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
             front = PreviousLaunch(launch.kernel.name[:60], memory, machine.global_watch)
             if beside is not None:
-                machine.global_watch.beside = beside
-                beside.seen.append(front)
+                beside.launched(front)
+                machine.global_watch.beside = beside if beside.others else None
         start = time.perf_counter()
         try:
             machine.run()

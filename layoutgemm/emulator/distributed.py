@@ -22,6 +22,7 @@ from .host.launcher import HostLaunch
 from .host.multicast import Multicast
 from .host.ranks import Ranks
 from .host.session import ScriptRun, run_script
+from .host.torch_device.streams import CAPTURES
 from .host.torch_device.tensors import gpu_mode
 from .machine.devices import DeviceOrder, Devices, Stream
 from .machine.interpreter import Policy, PtxMachine
@@ -144,6 +145,7 @@ def run_ranks(
         from unittest import mock
 
         with ExitStack() as stack:
+            CAPTURES.order.is_kept = False  # until the session ends: collective operations order streams, too
             stack.enter_context(distributed(together, multicast))
             stack.enter_context(memory_found_by(multicast.holder))
             stack.enter_context(mock.patch.object(ExecutableGraph, "runs", launches.replay))

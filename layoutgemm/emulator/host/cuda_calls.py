@@ -25,7 +25,7 @@ from .arguments import Place, bytes_at
 from .devices import CUDA, GpuModel
 from .driver_modules import DriverModules, Launched, host_address
 from .graphs.bindings import GraphBindings, answering, success_of
-from .graphs.graph import Handles, NodeKind
+from .graphs.graph import GraphWork, Handles, NodeKind
 from .graphs.memory import GraphPool
 from .torch_device.streams import CAPTURES, HostEvent, HostStream, asked_of
 
@@ -70,6 +70,7 @@ class DeviceMemory:
         self._held: dict[int, npt.NDArray[np.uint8]] = {}
         self._names: dict[int, str] = {}
         self._count = itertools.count(1)
+        self.told: list[Callable[[int], object]] = []  # what is told the address of a new allocation
 
     def allocate(self, size: int, name: str = "") -> int:
         """The address of `size` new bytes. Findings name an allocation by its number, or by the given name."""
@@ -91,6 +92,8 @@ class DeviceMemory:
         address = int(made.ctypes.data)
         self._held[address] = made
         self._names[address] = name
+        for tell in self.told:
+            tell(address)
         return address
 
     def adopt(self, address: int, size: int) -> None:
@@ -113,6 +116,13 @@ class DeviceMemory:
         """The allocation that begins at an address."""
         return self._held[address]
 
+    def ordered(self, address: int, frees: bool = False) -> GraphWork:
+        """The stream's work that begins an allocation, or ends it."""
+        touched = TouchedBytes(address, len(self._held[address]), True, "takes back" if frees else "allocates")
+        if not frees:
+            return GraphWork(NodeKind.MEM_ALLOC, label="cudaMallocAsync", touched=(touched,))
+        return GraphWork(NodeKind.MEM_FREE, lambda: self.free(address), "cudaFreeAsync", (touched,))
+
     def free(self, address: int) -> None:
         """Give an allocation back. Raises EmulatorError for an address at which no allocation begins."""
         if int(address) and self._held.pop(int(address), None) is None:
@@ -125,6 +135,7 @@ def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iter
     from unittest import mock
 
     modules, handles = DriverModules(memory, launch), Handles()
+    memory.told.append(CAPTURES.allocated)
     with ExitStack() as stack:
         for kind, module in _bindings().items():
             found = modules.functions(kind, module) | _functions(kind, module, device, memory)
@@ -195,6 +206,7 @@ def _waits(kind: str, module: ModuleType) -> dict[str, Binding]:
 
     def created(flags: int = 0, *args: object) -> tuple[object, object]:
         handle = HostStream.new_handle()
+        CAPTURES.order.are_several = True
         if int(flags) & NONBLOCKING:
             CAPTURES.nonblocking.add(handle)
         return success, stream_of(handle)
@@ -243,10 +255,27 @@ def stream_of(is_async: bool, args: Sequence[SupportsInt | None]) -> int:
     return handle_of(args[-1]) if is_async and args else 0
 
 
+def copied(module: ModuleType, name: str, to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
+    """A copy of bytes. One without a stream is synchronous, but for one between two places of the device."""
+    is_async = name.endswith("Async")
+
+    def run() -> None:
+        ctypes.memmove(host_address(to), host_address(source), int(size))
+
+    touched = (
+        TouchedBytes(host_address(source), int(size), False),
+        TouchedBytes(host_address(to), int(size), True),
+    )
+    waits = not is_async and "DtoD" not in name
+    work = GraphWork(NodeKind.MEMCPY, run, f"a copy of {int(size)} bytes", touched)
+    CAPTURES.do(stream_of(is_async, args), work, waits)
+    return (success_of(module),)
+
+
 def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins that allocate, copy and fill."""
     pool = GraphPool(memory)
-    success = success_of(module)
+    success, copy = success_of(module), partial(copied, module)
 
     def allocate(is_async: bool, size: int, *args: SupportsInt) -> tuple[object, object]:
         if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
@@ -257,26 +286,20 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
             if not is_async:
                 CAPTURES.unsafe("an allocation")
             address = memory.allocate(size)
+            if is_async:
+                CAPTURES.do(stream, memory.ordered(address))
         return success, module.CUdeviceptr(address) if kind == "driver" else address
 
     def free(is_async: bool, address: SupportsInt, *args: SupportsInt) -> tuple[object]:
         if (stream := stream_of(is_async, args)) and CAPTURES.on(stream) is not None:
             CAPTURES.add(stream, pool.freeing(int(address)))
             return (success,)
+        if is_async and memory.begins_at(int(address)):
+            CAPTURES.do(stream, memory.ordered(int(address), frees=True))
+            return (success,)
         if not is_async:
             CAPTURES.unsafe("a release of memory")
         memory.free(int(address))
-        return (success,)
-
-    def copy(is_async: bool, to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
-        def run() -> None:
-            ctypes.memmove(host_address(to), host_address(source), int(size))
-
-        touched = (
-            TouchedBytes(host_address(source), int(size), False),
-            TouchedBytes(host_address(to), int(size), True),
-        )
-        asked_of(stream_of(is_async, args), run, NodeKind.MEMCPY, f"a copy of {int(size)} bytes", touched)
         return (success,)
 
     def filled(stream: int, to: Memory, content: bytes) -> tuple[object]:
@@ -299,7 +322,9 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         (fill_words, _FILL_WORDS[kind], 0),
     )  # fmt: skip
     for function, names, outputs in functions:
-        found |= {name: answering(module, partial(function, name.endswith("Async")), outputs) for name in names}
+        for name in names:
+            bound = partial(function, name if names is _COPY[kind] else name.endswith("Async"))
+            found[name] = answering(module, bound, outputs)
     return found
 
 

@@ -34,6 +34,7 @@ from .graphs.cpp_calls import EXTERNAL, Dim3, FillParams, GraphCalls, HostParams
 from .graphs.graph import GraphWork, Handles, NodeKind
 from .graphs.memory import GraphPool
 from .graphs.statuses import TEXTS, CudaStatusError, Status
+from .graphs.stream_order import LEGACY
 from .launcher import c_compiler, resident
 from .textures import CudaArrays, Extent
 
@@ -175,6 +176,7 @@ class CudaRuntime:
         self.device, self.memory, self.fatal = device, memory, fatal
         self.captures, self.handles, self.pool = Captures(), Handles(), GraphPool(memory)
         self.arrays = CudaArrays(memory, self._copy, self.enqueue)
+        memory.told.append(self.captures.allocated)
         self._launch = launch
         self._programs: list[RegisteredImage] = []
         self._kernels: dict[int, tuple[RegisteredImage, str]] = {}
@@ -286,8 +288,10 @@ class CudaRuntime:
         """Do work that is asked of a stream, or capture it. The status."""
         if self._failed:
             return self._failed
-        if self.captures.add(stream, work) is None:
-            work.run()
+        # A copy without a stream is synchronous, but for one between two places of the device.
+        between = isinstance(work.params, Words) and work.params[19] == _BETWEEN
+        waits = work.kind is NodeKind.MEMCPY and stream in LEGACY and not between
+        self.captures.do(stream, work, waits)
         return self._failed
 
     def kernel_work(
@@ -501,8 +505,8 @@ class CudaRuntime:
         def allocate_async(out: int, size: int, stream: int) -> int:
             if self.captures.on(stream) is None:
                 self.captures.status(stream)
-                ctypes.c_uint64.from_address(out).value = self.memory.allocate(size) if size else 0
-                return self._failed
+                address = ctypes.c_uint64.from_address(out).value = self.memory.allocate(size) if size else 0
+                return self.enqueue(stream, self.memory.ordered(address)) if size else self._failed
             made = self.pool.allocation(size)
             ctypes.c_uint64.from_address(out).value = made.address
             return self.enqueue(stream, made.mapping)
@@ -523,6 +527,8 @@ class CudaRuntime:
         def free_async(address: int, stream: int) -> int:
             if self.captures.on(stream) is not None:
                 return self.enqueue(stream, self.pool.freeing(address))
+            if self.memory.begins_at(address):
+                return self.enqueue(stream, self.memory.ordered(address, frees=True))
             self.memory.free(address)
             return self._failed
 
@@ -753,8 +759,9 @@ class CudaRuntime:
             return self._failed
 
         return {name: waiting(name) for name in ("cudaStreamSynchronize", "cudaStreamQuery")} | {
-            "cudaDeviceSynchronize": device, "cudaEventSynchronize": asking, "cudaEventQuery": asking,
-            "cudaEventRecord": recorded, "cudaEventRecordWithFlags": recorded_with, "cudaStreamWaitEvent": ordered,
+            "cudaDeviceSynchronize": device, "cudaDeviceReset": device,
+            "cudaEventSynchronize": asking, "cudaEventQuery": asking, "cudaEventRecord": recorded,
+            "cudaEventRecordWithFlags": recorded_with, "cudaStreamWaitEvent": ordered,
         }  # fmt: skip
 
     def _properties(self) -> _Properties:

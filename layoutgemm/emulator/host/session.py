@@ -37,7 +37,7 @@ from .devices import GpuModel
 from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
-from .graphs.capture import LEGACY
+from .graphs.stream_order import LEGACY
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
 from .libraries import cuda_libraries
@@ -68,7 +68,7 @@ class EmulatedGpu:
     runs    one for each call that launched kernels, in order
     fatal   errors of kernels that could not go on, which were raised as well
     notes   what was not checked
-    copies  races of copies and fills in CUDA graphs
+    copies  races of copies and fills with work of other streams, or of other nodes of a CUDA graph
     """
 
     def __init__(self, device: GpuModel):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .global_bytes import GlobalWatch
     from .happens_before import Knowledge
 
+MOST = 8  # launches that may run beside a dependent one: where none waits, those before them are left out
 WAITS = "griddepcontrol.wait by the thread, or by one that a barrier leads from, before the access orders them."
 WAITS_BEFORE = "griddepcontrol.wait in the kernel between the two, before its end, orders them."
 
@@ -124,4 +125,4 @@ def dependent(watch: GlobalWatch, front: PreviousLaunch | None) -> DependentLaun
     if its is not None:
         before += () if its.held else its.before
         after = its.after if its.waited else its.before
-    return DependentLaunch(before, after, watch.next_turn("griddepcontrol.wait", 1))
+    return DependentLaunch(before[:MOST], after[:MOST], watch.next_turn("griddepcontrol.wait", 1))

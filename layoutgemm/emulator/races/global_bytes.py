@@ -16,7 +16,7 @@ Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -157,7 +157,7 @@ class GlobalWatch:
     strict   as `Policy.strict`
     flagged  whether the kernel has strong accesses, by which blocks tell each other of what they did
     dependent  launches that may run beside this one, or None (`dependent_launches.py`)
-    beside   launches and copies that nothing orders with this one, or None (`unordered_launches.py`)
+    beside   earlier work that nothing orders with this launch, or None (`unordered_launches.py`)
     """
 
     def __init__(self, strict: bool = False, flagged: bool = True) -> None:
@@ -295,38 +295,47 @@ class GlobalWatch:
         """The text of an access that wrote one of these bytes, or None."""
         return self.touched_by(addresses, size, False)
 
-    def touched_by(self, addresses: Addresses, size: int, reads: bool, strong: bool = False) -> str | None:
-        """The text of an access that wrote one of these bytes, or None. With `reads`, or that read one.
-
-        strong  whether strong writes are left out
-        """
-        return self._touched(_places(addresses, size), reads, strong)
-
-    def touched_within(self, low: int, high: int, reads: bool) -> str | None:
-        """The text of an access that wrote a byte of [low, high), or None. With `reads`, or that read one."""
-        kept = sorted({*self.pages, *self.coarse})
-        return self._touched(
-            (
-                PagePlaces(page, first - (page << PAGE_BITS), end - first)
-                for page in kept
-                if (first := max(low, page << PAGE_BITS)) < (end := min(high, page + 1 << PAGE_BITS))
-            ),
-            reads,
-        )
-
-    def _touched(self, every: Iterable[PagePlaces], reads: bool, strong: bool = False) -> str | None:
-        for places in every:
+    def touched_by(self, addresses: Addresses, size: int, reads: bool) -> str | None:
+        """The text of an access that wrote one of these bytes, or None. With `reads`, or that read one."""
+        for places in _places(addresses, size):
             for pages in (self.pages, self.coarse):
                 page = pages.get(places.page)
                 if page is None:
                     continue
-                changers = [] if strong else [page.changers]
-                for numbers in (page.writers, *changers, *([page.readers] if reads else [])):
+                for numbers in (page.writers, page.changers, *([page.readers] if reads else [])):
                     written = numbers[places.units(page.shift)] if numbers is not None else None
                     if written is not None and (number := int(written.max(initial=0))):
-                        access = self.accesses[self.groups.get(number, (number,))[0]]
-                        return None if access is None else access.what
+                        return self._text(number) or None
         return None
+
+    def _text(self, number: int) -> str:
+        access = self.accesses[self.groups.get(number, (number,))[0]]
+        return "" if access is None else access.what
+
+    def ranges(self, low: int, size: int) -> Iterator[tuple[str, Addresses, Addresses, list[str]]]:
+        """The ranges in [low, low + size) that were touched: (kind, low ends, high ends, texts).
+
+        The kinds are "read", "write" and "strong": atomic and strong writes.
+        """
+        for pages in (self.pages, self.coarse):
+            touched = [page for page in pages if low >> PAGE_BITS <= page <= low + size - 1 >> PAGE_BITS]
+            for kind in ("read", "write", "strong") if touched else ():
+                lows, highs, texts = list[Addresses](), list[Addresses](), list[str]()
+                for number in sorted(touched):
+                    page = pages[number]
+                    values = {"read": page.readers, "write": page.writers, "strong": page.changers}[kind]
+                    if values is None or not {"read": page.read, "write": page.written, "strong": True}[kind]:
+                        continue
+                    base = number << PAGE_BITS
+                    first = max(low - base, 0) >> page.shift
+                    part = values[first : -(-(low + size - base) >> page.shift)]
+                    edges = np.flatnonzero(np.diff(part != 0, prepend=False, append=False))
+                    begins = edges[::2]
+                    texts += [self._text(one) for one in part[begins].tolist()]
+                    lows.append((begins + first << page.shift) + base)
+                    highs.append((edges[1::2] + first << page.shift) + base)
+                if texts:
+                    yield kind, np.concatenate(lows), np.concatenate(highs), texts
 
     def _examined(self, made: MadeGlobalAccess, places: PagePlaces, same: Same | None, strong: bool) -> Conflict | None:
         """The race of an access to some places of a page, or None."""

@@ -276,12 +276,7 @@ class GraphBindings:
             return success, self._type("GraphExec")(self.handles.of(made))
 
         def launch(executable: SupportsInt, stream: SupportsInt | None = None) -> Answer:
-            found, handle = self._executable(executable), 0 if stream is None else int(stream)
-            if self.captures.on(handle) is not None:
-                self.captures.add(handle, GraphWork(NodeKind.GRAPH, bodies=(found.graph.copy()[0],)))
-            else:
-                self.captures.status(handle)
-                found.launch()
+            self.captures.launch(0 if stream is None else int(stream), self._executable(executable))
             return (success,)
 
         def destroy(executable: SupportsInt) -> Answer:

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .graph import CudaGraph, GraphNode, GraphWork
+from ..arguments import gpu_memory_at
+from .graph import CudaGraph, ExecutableGraph, GraphNode, GraphWork, NodeKind
 from .statuses import CudaStatusError, Status
+from .stream_order import LEGACY, StreamOrder
 
-LEGACY = (0, 1)  # cudaStreamLegacy, and none
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # cudaStreamCaptureMode
 NONE, ACTIVE, INVALIDATED = range(3)  # cudaStreamCaptureStatus
 _COUNT = itertools.count(1)
@@ -52,10 +53,14 @@ class Capture:
 
 
 class Captures:
-    """The captures that go on, and the events that were recorded in them."""
+    """The captures that go on, and the events that were recorded in them.
+
+    order  the order of the work that no stream captures
+    """
 
     def __init__(self) -> None:
         self.nonblocking: set[int] = set()  # streams that do not wait for the legacy stream
+        self.order = StreamOrder(self.nonblocking)
         self._of: dict[int, Capture] = {}  # by stream
         self._events: dict[int, tuple[Capture, list[GraphNode]]] = {}
         self._recorded: set[int] = set()  # events that were recorded outside of a capture
@@ -119,6 +124,32 @@ class Captures:
         found = self.on(stream)
         return None if found is None else found.add(stream, work)
 
+    def do(self, stream: int, work: GraphWork, waits: bool = False) -> None:
+        """Capture work that is asked of a stream, or do it. `waits`: the host waits for its end."""
+        if self.add(stream, work) is not None:
+            return
+        every = [work, *[node.work for body in work.bodies for node in body.all_nodes()]]
+        for one in every:
+            if one.kind is NodeKind.WAIT_EVENT and isinstance(one.params, int):
+                self.order.wait(stream, one.params)
+        self.order.run(stream, work.run, work.label, work.touched, work.kind is NodeKind.KERNEL)
+        # A host function may tell other threads that the stream is there. Copies of pageable memory are synchronous.
+        waits = waits or any(one.kind is NodeKind.HOST for one in every)
+        waits = waits or (work.kind is NodeKind.MEMCPY and any(gpu_memory_at(one[0]) is None for one in work.touched))
+        if waits:
+            self.order.host_waits(stream)
+
+    def allocated(self, address: int) -> None:
+        """Note that an allocation begins at an address."""
+        self.order.allocated(address)
+
+    def launch(self, stream: int, executable: ExecutableGraph) -> None:
+        """Launch a graph on a stream, or capture that."""
+        if self.on(stream) is not None:
+            self.add(stream, GraphWork(NodeKind.GRAPH, bodies=(executable.graph.copy()[0],)))
+        else:
+            self.do(stream, GraphWork(NodeKind.GRAPH, executable.launch, bodies=(executable.graph,)))
+
     def _hold_legacy(self, stream: int) -> None:
         """Raise CudaStatusError for the legacy stream while a stream captures that waits for it."""
         if stream not in LEGACY:
@@ -135,6 +166,7 @@ class Captures:
         if found is None:
             self._events.pop(event, None)
             self._recorded.add(event)
+            self.order.record(event, stream)
             return
         if found.invalid:
             raise CudaStatusError(Status.STREAM_CAPTURE_INVALIDATED)
@@ -152,6 +184,8 @@ class Captures:
         if other is None or other not in self._of.values():
             if mine is not None and (other is not None or event in self._recorded):
                 raise mine.fail(Status.STREAM_CAPTURE_ISOLATION, f"event {event:#x} was not recorded in this capture")
+            if mine is None:
+                self.order.wait(stream, event)
             return
         if stream in LEGACY:
             raise other.fail(Status.STREAM_CAPTURE_IMPLICIT, "the legacy stream waits for a captured event")
@@ -164,27 +198,30 @@ class Captures:
         other.ends[stream] = list(dict.fromkeys([*other.ends.get(stream, []), *nodes]))
 
     def ask(self, event: int) -> None:
-        """Raise CudaStatusError if an event that the host asks for was recorded in a capture."""
+        """Put later work behind an event that the host asks for. Raises CudaStatusError for one of a capture."""
         if event in self._events:
             capture = self._events[event][0]
             raise capture.fail(Status.CAPTURED_EVENT, f"event {event:#x}, until it is recorded outside of a capture")
+        self.order.host_waits(event=event)
 
     def synchronise(self, stream: int | None = None, call: str = "") -> None:
-        """Raise CudaStatusError if the host waits for a stream that captures. None: for all streams."""
+        """Put later work behind a stream for which the host waits, or behind all. Raises CudaStatusError."""
         if stream in LEGACY:
             self._hold_legacy(stream or 0)
         for one, capture in self._of.items():
             if stream is None or one == stream:
                 raise capture.fail(Status.STREAM_CAPTURE_UNSUPPORTED, f"{call} while stream {one:#x} captures")
+        self.order.host_waits(stream)
 
     def unsafe(self, call: str) -> None:
-        """Raise CudaStatusError for a call that a capture's mode forbids, as cudaMalloc."""
+        """Wait for all streams, as cudaMalloc may. Raises CudaStatusError where a capture's mode forbids it."""
         mine = getattr(self._modes, "mode", GLOBAL)
         for stream, capture in self._of.items():
             own = capture.thread == threading.get_ident()
             if mine == RELAXED or capture.mode == RELAXED or (not own and THREAD_LOCAL in (mine, capture.mode)):
                 continue
             raise capture.fail(Status.STREAM_CAPTURE_UNSUPPORTED, f"{call} while stream {stream:#x} captures")
+        self.order.host_waits()  # CUDA C++ Programming Guide, "Implicit Synchronization"
 
     def exchange(self, mode: int) -> int:
         """cudaThreadExchangeStreamCaptureMode: this thread's mode from now on; returns the one before."""

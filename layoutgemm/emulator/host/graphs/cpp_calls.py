@@ -558,12 +558,10 @@ class GraphCalls:
 
         def launch(executable: int, stream: int) -> int:
             found = self._executable(executable)
-            if self._captures.on(stream) is not None:
-                self._captures.add(stream, GraphWork(NodeKind.GRAPH, bodies=(found.graph.copy()[0],)))
-                return 0
-            self._captures.status(stream)
-            self._runtime.pool.assign_defaults()
-            found.launch()
+            if self._captures.on(stream) is None:
+                self._captures.status(stream)
+                self._runtime.pool.assign_defaults()
+            self._captures.launch(stream, found)
             return self._runtime.status()
 
         def upload(executable: int, stream: int) -> None:

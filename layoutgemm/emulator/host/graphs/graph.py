@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from ....errors import EmulatorError
+from ...races.dependent_launches import PreviousLaunch
 from ...races.unordered_launches import BESIDE, Touched, TouchedBytes, UnorderedLaunches
 from .statuses import CudaStatusError, Status
 
@@ -249,7 +250,8 @@ class ExecutableGraph:
         if ExecutableGraph.runs is not None:
             ExecutableGraph.runs(self.graph)
         else:
-            _run(self.graph, [])
+            outer = BESIDE.now or UnorderedLaunches()
+            outer.seen += _run(self.graph, outer, outer.others)
 
     def update(self, graph: CudaGraph) -> tuple[int, GraphNode | None]:
         """Take the work of another graph of the same form.
@@ -291,8 +293,12 @@ def _take(mine: CudaGraph, other: CudaGraph, of: dict[GraphNode, GraphNode]) -> 
         of[one] = node
 
 
-def _run(graph: CudaGraph, outside: Sequence[Touched]) -> list[Touched]:
-    """Run a graph's nodes; what they touched. `outside`: what nodes touched that nothing orders with this graph."""
+def _run(graph: CudaGraph, outer: UnorderedLaunches, outside: Sequence[Touched]) -> list[Touched]:
+    """Run a graph's nodes; what they touched.
+
+    outer    the scope of the graph's launch
+    outside  what was touched that nothing orders with this graph
+    """
     order = graph.order()
     number = {node: n for n, node in enumerate(order)}
     ancestors: list[int] = []
@@ -306,6 +312,7 @@ def _run(graph: CudaGraph, outside: Sequence[Touched]) -> list[Touched]:
         for before in order[n].behind:
             descendants[number[before]] |= descendants[n] | 1 << n
     touched: list[list[Touched]] = []
+    fronts: dict[GraphNode | None, PreviousLaunch | None] = {_in_front(node): None for node in order}
     for n, node in enumerate(order):
         apart = whole & ~(ancestors[n] | descendants[n] | 1 << n)
         beside = [*outside, *[one for m in range(n if apart else 0) if apart >> m & 1 for one in touched[m]]]
@@ -316,17 +323,28 @@ def _run(graph: CudaGraph, outside: Sequence[Touched]) -> list[Touched]:
             for number_of, body in enumerate(node.work.parts(node.work.bodies)):
                 if number_of > MOST_ROUNDS:
                     raise EmulatorError(f"a conditional node of type `while` has run {MOST_ROUNDS} times")
-                touched[n] += _run(body, beside)
+                touched[n] += _run(body, outer, beside)
             continue
-        scope = UnorderedLaunches(beside)
-        if not apart and not outside:  # nothing runs beside it: nothing has to be kept
-            node.work.run()
-            continue
+        scope = UnorderedLaunches(beside, fronts.pop(_in_front(node), None), outer.stream, outer.time, outer.born)
         scope.copied(node.work.touched, node.work.label)
         with BESIDE.entered(scope):
             node.work.run()
-        touched[n] = scope.seen
+        if node in fronts:
+            fronts[node] = scope.last
+        if apart or outside or outer.stream:  # something may run beside it
+            touched[n] = scope.seen
+            for one in touched[n]:
+                one.all()
     return list(itertools.chain(*touched))
+
+
+def _in_front(node: GraphNode) -> GraphNode | None:
+    """The kernel's node beside which a dependent launch may run: captured before it on the same stream, or None."""
+    if len(node.behind) != 1 or not node.stream:
+        return None
+    before = node.behind[0]
+    kernels = node.work.kind is before.work.kind is NodeKind.KERNEL
+    return before if kernels and node.stream == before.stream else None
 
 
 class Handles:

@@ -167,9 +167,14 @@ def _status(*args: object, **kwargs: object) -> int:
     return 0  # cudaSuccess
 
 
+def _synchronised(*args: object) -> int:
+    wait_for_all()
+    return 0
+
+
 _RUNTIME = SimpleNamespace(
     cudaError=SimpleNamespace(success=0), cudaProfilerStart=_status, cudaProfilerStop=_status,
-    cudaDeviceSynchronize=_status, cudaHostRegister=_status, cudaHostUnregister=_status,
+    cudaDeviceSynchronize=_synchronised, cudaHostRegister=_status, cudaHostUnregister=_status,
 )  # fmt: skip
 
 

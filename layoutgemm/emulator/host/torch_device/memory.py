@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import Place, bytes_at
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, UntypedStorage
 
 ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
 _OTHER_SEED = 0x9E3779B97F4A7C15  # a seed gives the GPU other numbers than the host, as on hardware
@@ -31,17 +31,24 @@ def place_of(x: Tensor, address: int) -> Place | None:
 
 
 class DeviceUse:
-    """Storages that lie on the GPU, and the most bytes that they have had."""
+    """Storages that lie on the GPU, and the most bytes that they have had.
 
-    def __init__(self) -> None:
+    allocated  is told the address of each new one
+    """
+
+    def __init__(self, allocated: Callable[[int], object] = lambda address: None) -> None:
+        self.allocated = allocated
+        self.count = 0  # storages so far
         # By id; a DLPack capsule keeps a storage alive without its tensor.
         self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.peak = 0
 
-    def add(self, storage: object) -> None:
+    def add(self, storage: UntypedStorage) -> None:
         """Count a storage from now on, as long as it lives."""
         if id(storage) not in self.storages:
             self.storages[id(storage)] = storage
+            self.count += 1
+            self.allocated(storage.data_ptr())
             self.peak = max(self.peak, self.bytes())
 
     def bytes(self) -> int:

@@ -17,6 +17,7 @@ from ...races.unordered_launches import TouchedBytes
 from ..graphs.capture import GLOBAL, RELAXED, THREAD_LOCAL, Captures
 from ..graphs.graph import CudaGraph, ExecutableGraph, GraphWork, NodeKind
 from ..graphs.statuses import CudaStatusError, Status
+from ..graphs.stream_order import LEGACY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,7 @@ def asked_of(
 ) -> None:  # fmt: skip
     """Do work that is asked of a stream, or capture it. `stream`: None for the current one."""
     handle = current_stream().cuda_stream if stream is None else stream
-    if CAPTURES.add(handle, GraphWork(kind, run, label, touched, params, launches=launches)) is None:
-        run()
+    CAPTURES.do(handle, GraphWork(kind, run, label, touched, params, launches=launches))
 
 
 class HostStream:
@@ -46,6 +46,7 @@ class HostStream:
     def __init__(self, device: object = None, priority: int = 0, **kwargs: object):
         self.cuda_stream = self.new_handle()
         CAPTURES.nonblocking.add(self.cuda_stream)  # as torch makes its streams
+        CAPTURES.order.are_several = True
         self.priority = priority
         self._entered: list[HostStream] = []
 
@@ -115,9 +116,11 @@ class HostExternalStream(HostStream):
     """The stream of a handle that another library has made."""
 
     def __init__(self, stream_ptr: int, *args: object, **kwargs: object):
+        several = CAPTURES.order.are_several
         super().__init__()
         CAPTURES.nonblocking.discard(self.cuda_stream)
         self.cuda_stream = int(stream_ptr)
+        CAPTURES.order.are_several = several or int(stream_ptr) not in LEGACY
 
 
 DEFAULT = HostExternalStream(0)
@@ -245,14 +248,14 @@ class HostGraph:
 
     def replay(self) -> None:
         """Do the work, in an order that the capture allows."""
-        graph = self._captured()
-        if CAPTURES.on(current_stream().cuda_stream) is not None:
-            CAPTURES.add(current_stream().cuda_stream, GraphWork(NodeKind.GRAPH, bodies=(graph.copy()[0],)))
+        handle = current_stream().cuda_stream
+        if CAPTURES.on(handle) is not None:  # of a graph that is not yet instantiated, too
+            CAPTURES.add(handle, GraphWork(NodeKind.GRAPH, bodies=(self._captured().copy()[0],)))
             return
         if self._made is None:
             self.instantiate()
         assert self._made is not None
-        self._made.launch()
+        CAPTURES.launch(handle, self._made)
 
     def reset(self) -> None:
         """Forget the work."""

@@ -27,9 +27,10 @@ from ..devices import CUDA
 from .answers import accelerator_answers, c_answers, cuda_answers, existing, profiler_answers
 from .inductor import UNCHECKED, compile_by_triton, has_triton
 from .memory import ALIGNMENT, DeviceNumbers, DeviceUse, place_of
+from .order import is_followed, is_plain, note, note_alone, note_move, note_work
 from .products import PRODUCTS, product, tensors_in
 from .recorder import recorded
-from .streams import is_capturing, own_streams, refuse_read
+from .streams import CAPTURES, is_capturing, own_streams, refuse_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ Named = dict[str, Any]
 MARK = "_layoutgemm_on_gpu"
 PINNED = "_layoutgemm_pinned"
 _MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
-_USE = DeviceUse()
+_USE = DeviceUse(CAPTURES.allocated)
 _NUMBERS: list[DeviceNumbers] = []  # of the session
 
 
@@ -272,8 +273,10 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     work = GpuWork(torch, name, func, args, kwargs, target)
     if target and is_capturing():
         return _captured(work)
+    count = _USE.count
     done = work.do()
     if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
+        _followed(work, done, done if gpu and type(done) is torch.Tensor and work.changed is done else None)
         return done
     allocates = _ALLOCATES.fullmatch(name)
     if target and allocates:
@@ -282,7 +285,16 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
         done = _marked(torch, done, target)
     if allocates and not target and type(done) is torch.Tensor:
         setattr(done, MARK, False)  # of the host, by its script's word
+    _followed(work, done, done if _USE.count > count and type(done) is torch.Tensor else None)
     return _pinned(done) if pinned else done
+
+
+def _followed(work: GpuWork, done: object, written: Tensor | None) -> None:
+    """Note what a function has touched. `written`: the one tensor that it has made or changed on the GPU, or None."""
+    if is_followed() or work.name == "copy_":
+        note_work(work.torch, work.name, work.args, work.kwargs, work.changed, done, on_gpu)
+    elif work.on_gpu:
+        note_alone(work.torch, work.name, written)
 
 
 # What autocast computes in float32 on a GPU, and the CPU's in the type that it is given: torch.amp, "CUDA Ops that can
@@ -337,6 +349,15 @@ class GpuWork:
                 raise self.torch.OutOfMemoryError(f"CUDA out of memory, on an emulated GPU: {error}") from None
             raise
 
+    @property
+    def changed(self) -> Any:
+        """The argument that it changes in place, or None."""
+        if self.kwargs.get("out") is not None:
+            return self.kwargs["out"]
+        changes = self.name in _IN_PLACE or (self.name.endswith("_") and not self.name.endswith("__"))
+        inplace = (changes and self.name not in _OF_FORM) or self.kwargs.get("inplace") is True
+        return next(iter((*self.args, *self.kwargs.values())), None) if inplace else None
+
 
 # Functions that draw random numbers.
 _DRAWS = re.compile(
@@ -344,6 +365,13 @@ _DRAWS = re.compile(
     r"|(uniform|exponential|cauchy|log_normal|geometric|random|trunc_normal|kaiming_\w+|xavier_\w+|orthogonal)_"
     r"|(alpha_|feature_)?dropout[123]?d?_?|scaled_dot_product_attention|rrelu_?|gumbel_softmax"
 )
+_IN_PLACE = (
+    "__setitem__",
+    *(f"__i{one}__" for one in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()),
+)
+# In-place functions that leave the values.
+_OF_FORM = ("requires_grad_", "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
+            "resize_", "set_", "rename_", "share_memory_", "as_strided_")  # fmt: skip
 # Functions that torch refuses for tensors of two devices, but for a number of the host. Not all: those of scripts.
 _ON_ONE_DEVICE = frozenset((
     *PRODUCTS, *(f"__{r}{one}__" for one in "add sub mul truediv floordiv pow".split() for r in ("", "r")),
@@ -515,6 +543,7 @@ def _align(torch: ModuleType, x: Any, given: Sequence[object]) -> None:
 def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs: Named) -> object:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
+    non_blocking = bool(kwargs.get("non_blocking", name == "cuda" and len(args) > 2 and args[2]))
     if name == "cuda":
         target = True
         for device in (*args[1:], kwargs.get("device")):
@@ -536,7 +565,7 @@ def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs
         target = asked[-1] if asked else on_gpu(x)
         args = (x, *rest)
     captures = is_capturing() and (target or on_gpu(x))
-    if captures and not target and not kwargs.get("non_blocking"):
+    if captures and not target and not non_blocking:
         raise refuse_read(name)
     place = functools.partial(_align, torch, given=args) if target else None
     with recorded(torch, _NUMBERS[-1].drawn, place) if captures else nullcontext():
@@ -545,7 +574,16 @@ def _moved(torch: ModuleType, name: str, func: Function, args: Arguments, kwargs
             done = x.detach().clone() if not x.requires_grad else x.clone()
     if place is not None and not captures:
         place(done)
-    return _marked(torch, done, target)
+    done = _marked(torch, done, target)
+    if non_blocking and not target and on_gpu(x):
+        _pinned(done)  # torch asks for pinned memory there
+    plain = not captures and done is not x and isinstance(done, torch.Tensor) and (target or on_gpu(x))
+    if plain and is_plain(torch, (x, done)):
+        if target and on_gpu(x):
+            note(name, [x], [done])
+        else:
+            note_move(name, done, x, non_blocking, on_gpu)
+    return done
 
 
 def _profile(plain: type) -> type:
