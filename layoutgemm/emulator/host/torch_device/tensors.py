@@ -350,7 +350,7 @@ class GpuWork:
             raise
 
     @property
-    def changed(self) -> Any:
+    def changed(self) -> object:
         """The argument that it changes in place, or None."""
         if self.kwargs.get("out") is not None:
             return self.kwargs["out"]
