@@ -1,4 +1,4 @@
-"""Every reference vector, judged exactly as tests/vectors/README.md says: one test an operation, which names its wrong cases."""
+"""Every reference vector, judged as tests/vectors/README.md says: a test an operation names its wrong cases."""
 
 from __future__ import annotations
 

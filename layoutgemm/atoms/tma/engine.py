@@ -81,7 +81,7 @@ def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.
 
 
 def _is_inside(tmap: TensorMap, coordinates: Sequence[int]) -> bool:
-    """True where these are coordinates of the map, and no element of their box is outside the tensor."""
+    """True if these are coordinates of the map, and their box is inside the tensor."""
     if len(coordinates) != tmap.rank or coordinates[0] * tmap.kind.smem_bits % 128:
         return False
     ends = zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, tmap.extents, strict=True)
@@ -92,7 +92,7 @@ def _is_inside(tmap: TensorMap, coordinates: Sequence[int]) -> bool:
 def _first_box(
     moved: tuple[int, ...], steps: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The bit offsets of the box at the tensor's first element, and that all of them are inside; neither to write."""
+    """Bit offsets of the box at the tensor's first element. The second array says that all are inside: read-only."""
     offset: Any = np.zeros((), dtype=np.int64)
     for n, step, stride in zip(moved, steps, strides, strict=True):
         offset = offset[..., None] + step * stride * np.arange(n)
