@@ -93,7 +93,7 @@ def _first_box(
     moved: tuple[int, ...], steps: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Bit offsets of the box at the tensor's first element. The second array says that all are inside: read-only."""
-    offset: Any = np.zeros((), dtype=np.int64)
+    offset = np.zeros((), dtype=np.int64)
     for n, step, stride in zip(moved, steps, strides, strict=True):
         offset = offset[..., None] + step * stride * np.arange(n)
     inside = np.ones(moved, dtype=np.bool_)
