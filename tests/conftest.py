@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -82,8 +83,12 @@ def _from_the_end(collect: Callable[[], Iterable[pytest.Item | pytest.Collector]
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker has the tests in one order: xdist asks for that."""
-    if _PLACES:
-        items.sort(key=lambda item: [_PLACES.get(path, 0) for path in reversed([item.path, *item.path.parents])])
+    if not _PLACES:
+        return
+    paths = {item: [*reversed(item.path.parents), item.path] for item in items}
+    for path in itertools.chain(*paths.values()):
+        _PLACES.setdefault(path, len(_PLACES))  # in tests/ itself, which is read from its beginning
+    items.sort(key=lambda item: [_PLACES[path] for path in paths[item]])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
