@@ -63,7 +63,7 @@ _PLACES: dict[Path, int] = {}
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> Generator[None, Any, Any]:
-    """Every second worker imports the files from the last to the first.
+    """Every second worker imports the files of each folder from the last to the first.
 
     The first import of a file rewrites its asserts, which takes most of collecting, and leaves the result on disk. So
     two workers that start at the two ends do half of it each, where both would do all of it.
