@@ -58,7 +58,8 @@ def offset(index: int, shape: Tree, stride: Tree, wrap_last: bool = True) -> int
 
 def image(shape: Tree, stride: Tree) -> list[int]:
     """All values over the flat domain, in colexicographic order."""
-    return [offset(i, shape, stride) for i in range(size(shape))]
+    extents, steps = leaves(shape), leaves(stride)
+    return [sum(i * d for i, d in zip(digits(n, extents), steps, strict=True)) for n in range(prod(extents))]
 
 
 def coordinate(index: int, shape: Tree) -> Tree:

@@ -69,11 +69,36 @@ def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.
 
     Arrays of the box's shape, innermost first; the offset of an element outside is 0 and means nothing.
     """
+    strides = (tmap.kind.gmem_bits, *(8 * stride for stride in tmap.strides))
+    if _is_inside(tmap, coordinates):  # most boxes: theirs differ by a constant
+        offsets, all_inside = _first_box(tmap.moved, (1, *tmap.steps[1:]), strides)
+        return offsets + sum(map(operator.mul, coordinates, strides)), all_inside
     along, inside = box_coordinates(tmap, coordinates)
     offset: Any = np.zeros((), dtype=np.int64)
-    for index, stride in zip(along, (tmap.kind.gmem_bits, *(8 * stride for stride in tmap.strides)), strict=True):
+    for index, stride in zip(along, strides, strict=True):
         offset = offset[..., None] + index * stride
     return np.where(inside, offset, 0), inside
+
+
+def _is_inside(tmap: TensorMap, coordinates: Sequence[int]) -> bool:
+    """True if these are coordinates of the map, and their box is inside the tensor."""
+    if len(coordinates) != tmap.rank or coordinates[0] * tmap.kind.smem_bits % 128:
+        return False
+    ends = zip(coordinates, (1, *tmap.steps[1:]), tmap.moved, tmap.extents, strict=True)
+    return all(0 <= start and start + step * (n - 1) < extent for start, step, n, extent in ends)
+
+
+@lru_cache(maxsize=512)
+def _first_box(
+    moved: tuple[int, ...], steps: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Bit offsets of the box at the tensor's first element. The second array says that all are inside: read-only."""
+    offset = np.zeros((), dtype=np.int64)
+    for n, step, stride in zip(moved, steps, strides, strict=True):
+        offset = offset[..., None] + step * stride * np.arange(n)
+    inside = np.ones(moved, dtype=np.bool_)
+    inside.flags.writeable = False
+    return offset, inside
 
 
 def shared_bits(tmap: TensorMap, address: int) -> Ints:
