@@ -204,7 +204,7 @@ def test_a_shared_memory_tile_answers_what_its_layout_answers() -> None:
     tile = smem_tile((8, 64), "f16", "K")
     inside = tile.composed
     makers = {"from_expr", "identity", "join", "ordered", "parse"}
-    for name in {name for name in dir(Layout) if name[0] != "_"} - makers - {"stride"}:
+    for name in {name for name in dir(Layout(4)) if name[0] != "_"} - makers - {"stride"}:
         assert hasattr(tile, name) and hasattr(inside, name) and name in dir(tile), name
     assert tile.upcast(2) == inside.upcast(2) and tile.complement(1024) == inside.complement(1024)
     assert Layout((8, 64), (64, 1)).covers(tile) and inside.covers(tile)
