@@ -700,6 +700,7 @@ class _Absent:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.__doc__ = None  # that of the class would make it a method of pages and help()
 
     def __get__(self, layout: Layout | None, owner: type) -> NoReturn:
         kind = f"type object {owner.__name__!r}" if layout is None else f"{owner.__name__!r} object"

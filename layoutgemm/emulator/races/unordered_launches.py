@@ -150,10 +150,12 @@ class UnorderedLaunches:
     def __post_init__(self) -> None:
         self.seen: list[Touched] = []
         self.last: PreviousLaunch | None = None
+        self._told: set[tuple[int, str]] = set()  # earlier work and its access of which a race has been found
 
     def begun(self) -> PreviousLaunch | None:
         """The launch in front, where a run of its launches begins. A run may be repeated."""
         self.seen.clear()
+        self._told.clear()
         self.last = None
         return self.front
 
@@ -193,17 +195,18 @@ class UnorderedLaunches:
         return None
 
     def _earlier(self, addresses: Addresses, size: int, writes: bool, strong: bool) -> tuple[str, str] | None:
-        """(The access of earlier work that conflicts, what would order them), or None."""
+        """(The access of earlier work that conflicts, what would order them), or None. Each access once."""
         for one in self.others:
             for footprint in one.all():
                 hit = footprint.hit(addresses, size, writes, strong)
-                if hit is None:
+                if hit is None or (id(one), hit[1]) in self._told:
                     continue
-                if not one.stream:
-                    return f"{hit[1]}; {NODES}", NODES_ORDER
-                born = self.born(hit[0])
+                born = self.born(hit[0]) if one.stream else 0
                 if born is None or born > footprint.time:
                     continue  # not of the device, or the earlier one's memory has been freed since
+                self._told.add((id(one), hit[1]))
+                if not one.stream:
+                    return f"{hit[1]}; {NODES}", NODES_ORDER
                 why = f"which may still run on {one.stream}; nothing orders this behind it, on {self.stream}"
                 return f"{hit[1]}, {why}", STREAMS_ORDER
         return None

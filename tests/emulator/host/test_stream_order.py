@@ -23,6 +23,8 @@ from tests.emulator.host.test_graphs import KERNEL
 
 A, B, N = 16, 32, 48  # two streams that wait for the legacy one, and one that does not
 LEGACY, PER_THREAD = 0, 2
+# It reads twice what the other stream may still write: one finding.
+TWICE = KERNEL.replace("ld.global.u32 %r1, [%d1];", "ld.global.u32 %r1, [%d1];\n  ld.global.u32 %r1, [%d1];")
 
 
 class Streams:
@@ -146,7 +148,7 @@ def test_kernels_and_graphs_race_with_work_of_other_streams(streams: Streams, se
 
     def launch(out: object, x: object) -> GraphWork:
         return GraphWork(
-            NodeKind.KERNEL, lambda: runs.append(emulate_ptx(KERNEL, block=32, args=[out, x, count])), "copy"
+            NodeKind.KERNEL, lambda: runs.append(emulate_ptx(TWICE, block=32, args=[out, x, count])), "copy"
         )
 
     graph = CudaGraph()
