@@ -100,7 +100,8 @@ def test_a_module_of_ptx_launches_and_its_variables_stay(gpu: Any) -> None:
         ok(case.launch(given=given))
     assert (case.result(), case.count()) == ([16], 8)
     assert Case().count() == 5 and len(gpu.runs) == 3 and gpu.ok
-    for image in (np.char.array(MODULE), np.frombuffer(MODULE + b"\0", np.uint8).ctypes.data):
+    kept = np.frombuffer(MODULE + b"\0", np.uint8)
+    for image in (np.char.array(MODULE), kept.ctypes.data):
         ok(driver.cuModuleLoadData(image))
 
 
