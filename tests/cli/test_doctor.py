@@ -103,7 +103,7 @@ def test_gpus(gpus: list[Any], states: list[str], monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name, **options: None)
     assert found("compiler").state == NOTE and "install gcc or clang" in found("compiler").way_out
 
 
