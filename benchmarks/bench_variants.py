@@ -12,7 +12,7 @@ torch._grouped_mm and a loop of torch.mm, which needs the group offsets on the h
 is torch._scaled_grouped_mm with row scales. DeepGEMM takes both with each group padded to its alignment; the padding is
 not timed.
 
-`uneven`: the same of groups of 0.7 to 1.3 of the average's rows, drawn at random.
+`uneven`: the same of groups of 0.7 to 1.3 of the average's rows, drawn at random. `few`: of 1 to 8 such groups.
 
 `masked`: 4096 rows for each expert, of which as many count. `ours` is told how many to expect, as DeepGEMM is; `ours,
 rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
@@ -84,6 +84,21 @@ UNEVEN = tuple(
     for experts, rows in ((32, 100), (32, 160), (32, 192), (16, 256), (16, 300), (16, 400), (16, 512), (8, 768),
                           (8, 1024), (4, 2048), (4, 8192))
 )  # fmt: skip
+FEW = tuple(
+    (experts, experts * rows, *nk)
+    for nk, groups in {
+        (4096, 4096): ((1, 100), (1, 300), (2, 150), (4, 128), (3, 200), (1, 250), (2, 128), (2, 100)),
+        (7168, 2048): ((1, 200), (1, 400)),
+        (2048, 7168): ((1, 300), (2, 150), (2, 300), (4, 200), (4, 128), (4, 250)),
+        (2048, 4096): ((2, 300), (1, 350), (2, 250), (4, 100), (4, 150), (2, 400), (8, 100)),
+        (4096, 7168): ((2, 200),),
+        (3072, 4096): ((2, 200),),
+        (2112, 4096): ((2, 300),),
+        (2112, 7168): ((2, 300),),
+        (4160, 4096): ((1, 300),),
+    }.items()
+    for experts, rows in groups
+)  # fmt: skip
 EACH_LINE = (
     ((256, 128), (1, 1)),
     ((256, 128), (2, 1)),
@@ -96,7 +111,8 @@ EACH_LINE = (
 )  # tiles and clusters, the likeliest first, of a scale for each row and each column
 KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
-    "along K": ALONG_K, "along K, scaled": ALONG_K, "uneven": UNEVEN, "uneven, scaled": UNEVEN, "steps": STEPS,
+    "along K": ALONG_K, "along K, scaled": ALONG_K, "uneven": UNEVEN, "uneven, scaled": UNEVEN,
+    "few": FEW, "few, scaled": FEW, "steps": STEPS,
 }  # fmt: skip
 OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
@@ -462,6 +478,7 @@ FORMS: dict[str, Callable[[Any, bool, int], tuple[dict[str, list[Call]], float]]
     "masked": masked,
     "along K": lambda sizes, scales, tiles: (along_k_scaled if scales else along_k)(sizes, tiles),
     "uneven": partial(grouped, unevenness=0.3),
+    "few": partial(grouped, unevenness=0.3),
     "steps": lambda sizes, *_: steps(sizes),
 }
 
