@@ -34,7 +34,8 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Quantize, RowReduce
 from layoutgemm.kernels.quantized.float8 import refusal
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
-from layoutgemm.torch_op.quantized.weights import QuantizedWeight, packed_for
+from layoutgemm.torch_op.quantized.dense import packed_for
+from layoutgemm.torch_op.quantized.weights import QuantizedWeight
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

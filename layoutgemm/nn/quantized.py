@@ -29,8 +29,9 @@ from ..torch_op.epilogue import gate_of
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.quantized.api import quantized_again
+from ..torch_op.quantized.dense import packed_for
 from ..torch_op.quantized.launch import check_bias
-from ..torch_op.quantized.weights import check_halves, in_place, packed_for
+from ..torch_op.quantized.weights import check_halves, in_place
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, attributes, check_layer

@@ -28,6 +28,7 @@ from layoutgemm.torch_op.operands import grouped as combined_groups
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
 from layoutgemm.torch_op.prologue import product as prologue
+from layoutgemm.torch_op.quantized import dense as quantized_dense
 from layoutgemm.torch_op.quantized import experts as quantized_experts
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
@@ -195,12 +196,13 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     for module in (quantized, quantized_epilogue, quantized_experts):
         patch.setattr(module, "compile_plan", made)
         patch.setattr(module, "raw_stream", lambda index: 77)
-    patch.setattr(fp8, "compiled", made)
+    for module in (fp8, quantized_dense):
+        patch.setattr(module, "compiled", made)
     patch.setattr(fp8, "target", lambda index, config=None: ("sm_90a", 0))
     for module in (launch, api, kept):
         patch.setattr(module, "current_device", lambda: -1)
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
-    for module in (launch, api, kept, quantized_kept, fp8):
+    for module in (launch, api, kept, quantized_kept, fp8, quantized_dense):
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)
@@ -220,11 +222,12 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         prologue_groups,
         combined_groups,
         fp8,
+        quantized_dense,
     ):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, fp8.READY, *chains.ALL
+    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, quantized_dense.READY, fp8.READY, *chains.ALL
     prepared.forget()
     quantized.forget()
     quantized_epilogue.forget()

@@ -18,9 +18,9 @@ from layoutgemm.kernels.quantized.formats import MXFP4, NVFP4
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized.dense import facts_of
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of
-from layoutgemm.torch_op.quantized.operators import facts_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 INT4 = QuantizedFormat("int4", 128)

@@ -21,7 +21,7 @@ from layoutgemm.kernels.operands.combined import function_of
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
 from layoutgemm.torch_op.quantized import QuantizedExperts, QuantizedWeight
-from layoutgemm.torch_op.quantized.operators import facts_of
+from layoutgemm.torch_op.quantized.dense import facts_of
 
 BF16, F16, F32, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
 PREFIX = "layoutgemm::"

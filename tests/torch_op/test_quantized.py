@@ -41,9 +41,10 @@ from layoutgemm.torch_op.quantized import (
     launch,
     operators,
     quantized_grouped_matmul,
-    weights,
 )
+from layoutgemm.torch_op.quantized import dense as unpacking
 from layoutgemm.torch_op.quantized.configs import packed_config_of, packed_text
+from layoutgemm.torch_op.quantized.dense import facts_of
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import (
     QuantizedCall,
@@ -54,7 +55,7 @@ from layoutgemm.torch_op.quantized.launch import (
     readable,
     streamed_plan_of,
 )
-from layoutgemm.torch_op.quantized.operators import facts_of
+from tests.torch_op.host_launches import bare_launches
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
@@ -1069,10 +1070,44 @@ def test_tables_are_copied_to_a_device_once() -> None:
     weight = QuantizedWeight.quantize(torch.ones(64, 128), QuantizedFormat("int4", 64, zeros=True))
     with torch.inference_mode():
         weight.dense()
-    before = weights._kept_tables.cache_info()
+    before = unpacking._kept_tables.cache_info()
     weight.dense()
-    after = weights._kept_tables.cache_info()
+    after = unpacking._kept_tables.cache_info()
     assert after.hits == before.hits + 1 and after.misses == before.misses
     with torch._subclasses.FakeTensorMode() as mode:
         fake = dataclasses.replace(weight, units=mode.from_tensor(weight.units))
-        assert fake.dense().shape == (64, 128) and weights._kept_tables.cache_info() == after
+        assert fake.dense().shape == (64, 128) and unpacking._kept_tables.cache_info() == after
+
+
+def test_a_gradient_unpacks_all_weights_in_one_launch() -> None:
+    """Of a matrix, and of all experts; the launch has the sizes, and rows of whole vectors."""
+    weight = QuantizedWeight.quantize(torch.randn(70, 131), QuantizedFormat("int8"))
+    experts = QuantizedExperts.of([QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int4", 64))] * 3)
+    with pytest.MonkeyPatch.context() as patch, bare_launches(patch) as noted:
+        dense = unpacking.unpacked(weight.units, weight.scales, torch.bfloat16, facts_of(weight.format, 70, 131))
+        assert dense.shape == (70, 131) and dense.stride() == (136, 1)
+        assert noted.arguments[-1][3:6] == [70, 136, 1] and noted.arguments[-1][1] == weight.scales.data_ptr()
+        assert weight.dense(torch.bfloat16).is_contiguous() and len(noted.arguments) == 2
+        x = torch.randn(7, 128).bfloat16().requires_grad_()
+        value = quantized_grouped_matmul(x, experts, torch.tensor([0, 4, 4, 7]))
+        count = len(noted.arguments)
+        value.backward(torch.randn(7, 64).bfloat16())
+        assert x.grad.shape == (7, 128) and len(noted.arguments) == count + 2, "one unpacks, one multiplies"
+        assert noted.arguments[count][3:6] == [64, 128, 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("fmt", "k"), [(QuantizedFormat("int4", 32, True), 384), (QuantizedFormat("e4m3"), 391)], ids=str
+)
+def test_weights_are_unpacked_on_a_gpu(fmt: QuantizedFormat, k: int) -> None:
+    for kind in (torch.bfloat16, torch.float16):
+        weight = QuantizedWeight.quantize(torch.randn(200, k), fmt, kind)
+        on_gpu = weight.to("cuda")
+        want = weight.dense().to(kind)
+        assert torch.equal(on_gpu.dense(kind).cpu(), want)
+        x = torch.randn(33, k, dtype=kind, device="cuda", requires_grad=True)
+        grad = torch.randn(33, 200, dtype=kind, device="cuda")
+        quantized_matmul(x, on_gpu).backward(grad)
+        exact = grad.double().cpu() @ want.double()
+        assert torch.allclose(x.grad.double().cpu(), exact, rtol=2**-7, atol=2**-7 * float(exact.abs().max()))

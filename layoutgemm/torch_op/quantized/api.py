@@ -41,11 +41,12 @@ from ..prepared import config_text
 from ..reference import rounded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
+from .dense import facts_of
 from .epilogue_operator import traced
 from .experts import QuantizedExperts, check_experts, checked_experts
 from .kept import READY, Key, find, found_last, note_again
 from .launch import check_bias, flat, quantized_product
-from .operators import checked_call, derivable, facts_of, recorded_product
+from .operators import checked_call, derivable, recorded_product
 from .own_epilogue import (
     OwnEpilogue,
     PackedFormula,

@@ -20,11 +20,12 @@ from ..own_epilogue.api import traced_operands
 from ..own_epilogue.operators import check_mapped, epilogue_of_text, operands_of, with_symbols
 from ..own_epilogue.recorded import derivable, recorded
 from .configs import PackedConfig, packed_text
+from .dense import facts_of, format_of, packed_for
 from .experts import QuantizedExperts, checked_experts
 from .launch import flat
-from .operators import checked_call, facts_of, format_of
+from .operators import checked_call
 from .own_epilogue import OwnEpilogue, PackedFormula, checked_product, computed
-from .weights import QuantizedWeight, packed_for
+from .weights import QuantizedWeight
 
 _NAME, _LISTS = "quantized_epilogue_matmul", 4
 

@@ -32,7 +32,15 @@ from ...kernels.sm90.quantized.choose import SMS, experts_config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
-from ..checks import check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
+from ..checks import (
+    PLAIN,
+    check_device,
+    derived_by_func,
+    has_tangent,
+    refuse_derivatives,
+    seen_by_autograd_alone,
+    stored_as,
+)
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
@@ -42,6 +50,7 @@ from ..scaled_grouped.grouped import OFFSETS, check_values
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
+from .dense import Facts, dense_of, format_of, packed_for, unpacked
 from .launch import (
     BIAS,
     HOPPER,
@@ -55,8 +64,8 @@ from .launch import (
     readable,
     scale_recipe,
 )
-from .operators import Facts, check_gateless, check_rows, format_of
-from .weights import QuantizedWeight, dense_of, multiplied, packed_for, unlike
+from .operators import check_gateless, check_rows
+from .weights import QuantizedWeight, multiplied, unlike
 
 _WAY_OUT = "x of 16 bits has one; give its detach()"
 INDEX = {torch.int32: "i32", torch.int64: "i64"}
@@ -199,12 +208,11 @@ class _ExpertsProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         units, scales, offsets = ctx.saved_tensors
-        each = [None] * units.shape[0] if scales is None else scales.unbind()
-        dense = [
-            torch.ops.layoutgemm.dequantized(one, scale, ctx.like, *ctx.facts)
-            for one, scale in zip(units.unbind(), each)
-        ]
-        return grouped_matmul(grad.to(ctx.like), torch.stack(dense), offsets), *[None] * 6
+        if type(units) in PLAIN and seen_by_autograd_alone():
+            dense = unpacked(units, scales, ctx.like, ctx.facts)
+        else:
+            dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
+        return grouped_matmul(grad.to(ctx.like), dense, offsets), *[None] * 6
 
 
 def _recorded(

@@ -18,6 +18,7 @@ from ..prepared import gpu, target
 from ..tuned_store import MEASURED
 from ..types import C_NAMES, NAMES
 from .configs import PackedConfig, packed_text
+from .dense import facts_of
 from .experts import INDEX, QuantizedExperts, check_experts, checked_experts, experts_plan
 from .launch import (
     HOPPER,
@@ -32,7 +33,7 @@ from .launch import (
     streamed_plan_of,
     unreadable,
 )
-from .operators import checked_call, facts_of
+from .operators import checked_call
 from .weights import QuantizedWeight, check_halves, check_product
 
 

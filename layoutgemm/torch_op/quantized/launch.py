@@ -44,8 +44,9 @@ from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
 from ..types import C_NAMES, NAMES, READ
 from .configs import PackedConfig
+from .dense import dense_of
 from .kept import Key, Part, keep, launch_part
-from .weights import dense_of, multiplied
+from .weights import multiplied
 
 SCALE_X = "scale_x"  # the epilogue's operand
 BIAS = "bias"  # likewise

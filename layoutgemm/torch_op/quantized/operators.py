@@ -15,7 +15,6 @@ from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
 from ...errors import OperandError, TensorError
-from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
 from ..api import matmul
 from ..autograd.kept import recorder
@@ -24,22 +23,12 @@ from ..checks import PLAIN, check_activation, check_device, refuse_derivatives, 
 from ..compiled.traced import named
 from ..operators import VmapInfo, operator_of, refuse_under_functorch, with_autograd
 from .configs import packed_config_of
+from .dense import Facts, dense_weights, format_of, packed_for, unpacked
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
-from .weights import QuantizedWeight, dense_of, packed_for
+from .weights import QuantizedWeight
 
-Facts = tuple[str, int, bool, int, int]  # code, group, zeros, n, k
 _SCALE_X = 11  # its place among the operator's arguments behind x
 _WAY_OUT = "weights and their scales are not trained; give its detach()"
-
-
-def format_of(code: str, group: int, zeros: bool) -> QuantizedFormat:
-    """The format of an operator's arguments."""
-    return QuantizedFormat(code, group or None, zeros)
-
-
-def facts_of(fmt: QuantizedFormat, n: int, k: int) -> Facts:
-    """An operator's arguments of a format and sizes."""
-    return fmt.code, fmt.group or 0, fmt.zeros, n, k
 
 
 def checked_call(
@@ -134,19 +123,11 @@ def _dense_call(
     return units, scales, activations, (code, group, zeros, n, k)
 
 
-def dense_weights(
-    units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, facts: Facts
-) -> torch.Tensor:  # fmt: skip
-    """The weights (n, k) in the activations' type."""
-    dense = dense_of(format_of(*facts[:3]), activations, units, scales, facts[3:])
-    return dense.to(activations).contiguous()
-
-
 operator_of(
     "dequantized",
     _dense_call,
     dense_weights,
-    lambda units, scales, kind, facts: units.new_empty(facts[3:], dtype=kind),
+    lambda units, scales, kind, facts: units.new_empty((*units.shape[:-3], *facts[3:]), dtype=kind),
 )
 
 
@@ -213,7 +194,7 @@ class _EagerProduct(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         units, scales = ctx.saved_tensors
         if type(units) in PLAIN and seen_by_autograd_alone():
-            dense = dense_weights(units, scales, ctx.like, ctx.facts)
+            dense = unpacked(units, scales, ctx.like, ctx.facts)
         else:
             dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
         return matmul(grad.to(ctx.like), dense), None, None, None

@@ -58,6 +58,7 @@ from ..prepared import gpu, on_gpu, target
 from ..scaled_grouped.epilogue_gradients import ProductFormula, check_derivable
 from ..scaled_grouped.recipes import TENSOR
 from ..types import C_NAMES, NAMES
+from .dense import Facts, dense_of
 from .experts import INDEX, QuantizedExperts, derivable_experts, experts_of_rows, experts_plan, experts_sums
 from .launch import (
     HOPPER,
@@ -72,8 +73,8 @@ from .launch import (
     sizes_of,
     streamed_choice,
 )
-from .operators import Facts, derivable
-from .weights import QuantizedWeight, dense_of, multiplied
+from .operators import derivable
+from .weights import QuantizedWeight, multiplied
 
 _FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the sizes, then the epilogue's words
 

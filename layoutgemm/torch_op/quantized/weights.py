@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from ...arguments import settle
 from ...errors import OperandError, TensorError
-from ...kernels.quantized.conversions import TARGETS, zero_bits
-from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
+from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.quantized.order import PackedOrder
 from ...kernels.quantized.packing import (
     PackedWeights,
@@ -27,14 +24,12 @@ from ...kernels.quantized.packing import (
     unpack,
 )
 from ...kernels.run.operand_checks import addressed, check_operands, no_tensor, resolved
-from ..checks import modes_of_dispatch
-from ..types import C_NAMES, TYPES
+from ..checks import seen_by_autograd_alone
+from ..types import TYPES
 from .configs import check_packed_config
+from .dense import FLOAT8, dense_of, dense_weights, facts_of, moved, name_of, packed_for
 from .no_tensor import NoTensor
 
-FLOAT8 = torch.float8_e4m3fn  # the activations of weights that are multiplied by float8, of either kind
-_PACKED_FOR = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16, FLOAT8: FLOAT8, torch.float8_e5m2: FLOAT8}
-_KNOWN = "bfloat16, float16, or float8_e4m3fn for float8 of either kind"
 _AT_A_TIME = 1024  # rows, whole blocks: what is quantised at a time
 
 
@@ -63,7 +58,7 @@ class QuantizedWeight(NoTensor):
 
     def __post_init__(self) -> None:
         settle(self, OperandError)
-        name = _name_of(self.activations)
+        name = name_of(self.activations)
         check_activations(self.format, name)
         check_k(self.format, self.k)
         order = PackedOrder(self.format, name)
@@ -119,7 +114,7 @@ class QuantizedWeight(NoTensor):
         Raises OperandError for weights that are not finite, a k that groups do not divide, or codes that float8 does
         not hold.
         """
-        name = _name_of(activations)
+        name = name_of(activations)
         check_operands({"weight": weight})
         if not weight.is_floating_point():
             raise OperandError(f"weight is {weight.dtype}: floating-point numbers are rounded")
@@ -144,7 +139,7 @@ class QuantizedWeight(NoTensor):
     @classmethod
     def pack(cls, weights: QuantizedWeights, activations: torch.dtype = torch.bfloat16) -> QuantizedWeight:
         """Codes and scales that are there already, packed; see `kernels.quantized.packing`."""
-        return cls.of(pack(weights, _name_of(activations)))
+        return cls.of(pack(weights, name_of(activations)))
 
     @classmethod
     def of(cls, packed: PackedWeights) -> QuantizedWeight:
@@ -163,7 +158,7 @@ class QuantizedWeight(NoTensor):
         'meta'
         """
         check_k(fmt, k)
-        order = PackedOrder(fmt, _name_of(activations))
+        order = PackedOrder(fmt, name_of(activations))
         units = torch.empty(*units_of(n, k), order.unit_bytes, dtype=torch.uint8, device="meta")
         scales = None if fmt.group else torch.empty(n, dtype=torch.float32, device="meta")
         return cls(fmt, units, scales, n, k, activations)
@@ -178,54 +173,14 @@ class QuantizedWeight(NoTensor):
     def plain(self) -> QuantizedWeights:
         """Codes, scales and zero points in plain order, as NumPy arrays."""
         scales = None if self.scales is None else self.scales.cpu().numpy()
-        name = _name_of(self.activations)
+        name = name_of(self.activations)
         return unpack(PackedWeights(self.format, name, self.n, self.k, self.units.cpu().numpy(), scales))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights (n, k), where the packed ones are. A product rounds those of groups to x's type."""
+        if dtype == self.activations and addressed(self.units) and seen_by_autograd_alone():
+            return dense_weights(self.units, self.scales, dtype, facts_of(self.format, self.n, self.k))
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
-
-
-def packed_for(kind: torch.dtype) -> torch.dtype | None:
-    """The `activations` of weights for an x of a type, or None.
-
-    >>> packed_for(torch.float8_e5m2)
-    torch.float8_e4m3fn
-    """
-    return _PACKED_FOR.get(kind)
-
-
-def _name_of(activations: torch.dtype) -> str:
-    name = C_NAMES.get(activations) if isinstance(activations, torch.dtype) else None
-    if name not in TARGETS:
-        raise OperandError(f"activations are {activations}: {_KNOWN}")
-    return str(name)
-
-
-def dense_of(
-    fmt: QuantizedFormat, activations: torch.dtype, units: torch.Tensor, scales: torch.Tensor | None,
-    shape: tuple[int, int],
-) -> torch.Tensor:  # fmt: skip
-    """The weights (n, k) in float32: (value - zero point) * scale, by torch."""
-    order = PackedOrder(fmt, _name_of(packed_for(activations) or activations))
-    tables = _tables_of(order, units.device)
-    rows, along_k = units.shape[:2]
-    codes = _moved(units[..., : order.code_bytes], order.back)
-    if fmt.bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-    plain = codes[..., tables.codes].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
-    plain = plain.reshape(rows * UNIT_ROWS, along_k * UNIT_K)[: shape[0], : shape[1]].long()
-    if scales is not None:
-        return tables.values[plain] * scales[:, None]
-    kinds = (
-        units[..., order.code_bytes :].contiguous().view(torch.int16).reshape(rows, along_k, -1, order.scale_words, 2)
-    )
-    numbers = kinds[..., 0, :].contiguous().view(TYPES[order.target.scales.name]).float()
-    each = _groups(order, tables.scales, numbers, shape)
-    if tables.zeros is None:
-        return tables.values[plain] * each
-    zeros = _groups(order, tables.scales, tables.zeros[kinds[..., 1, :].long() & 0xFFFF], shape)
-    return (plain.float() - zeros) * each
 
 
 def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype) -> torch.Tensor:
@@ -233,12 +188,12 @@ def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype
 
     Codes lay side by side in their words, as they are; `PackedOrder.moves` and `stored` say what becomes of them.
     """
-    order = PackedOrder(fmt, _name_of(activations))
+    order = PackedOrder(fmt, name_of(activations))
     codes, rest = units[..., : order.code_bytes], units[..., order.code_bytes :]
     if order.stored:
         table = torch.tensor(order.stored, dtype=torch.uint8, device=units.device)
         codes = table[(codes & 15).int()] | table[(codes >> 4).int()] << 4
-    return torch.cat([_moved(codes, order.moves), rest], dim=-1)
+    return torch.cat([moved(codes, order.moves), rest], dim=-1)
 
 
 def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
@@ -247,67 +202,6 @@ def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dty
     The scale of a column multiplies the sums, in float32, and with float8 activations so does that of a group.
     """
     return dense if fmt.group is None or activations.itemsize == 1 else dense.to(activations).to(dense.dtype)
-
-
-def _groups(
-    order: PackedOrder, places: torch.Tensor, numbers: torch.Tensor, shape: tuple[int, int]
-) -> torch.Tensor:  # fmt: skip
-    """The numbers of groups, one for each weight; `places` are those of a unit's scales."""
-    rows, along_k = numbers.shape[:2]
-    plain = numbers.reshape(rows, along_k, -1)[..., places]
-    plain = plain.reshape(rows, along_k, order.format.groups, UNIT_ROWS).permute(0, 3, 1, 2)
-    wide = plain.reshape(rows * UNIT_ROWS, -1)[: shape[0]]
-    return wide.repeat_interleave(order.format.group or 1, dim=1)[:, : shape[1]]
-
-
-def _moved(codes: torch.Tensor, moves: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """Bytes of words whose bits are moved, as `PackedOrder.moves` has them; () for none."""
-    if not moves:
-        return codes
-    words = codes.contiguous().view(torch.int32).long()
-    parts = [(words & mask) << left if left > 0 else (words & mask) >> -left for mask, left in moves]
-    found = functools.reduce(torch.bitwise_or, parts)
-    return torch.stack([found >> 8 * byte & 0xFF for byte in range(4)], dim=-1).to(torch.uint8).flatten(-2)
-
-
-class _Tables(NamedTuple):
-    """The tables of `dense_of`, on a device.
-
-    codes, scales  the place of each element of a unit among its codes, and among its scales
-    values         the value of each code that words hold
-    zeros          zero points of their 16 bits, or None
-    """
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    values: torch.Tensor
-    zeros: torch.Tensor | None
-
-
-def _tables_of(order: PackedOrder, device: torch.device) -> _Tables:
-    """The tables, copied to a device once: a backward pass would wait for each copy."""
-    if torch.compiler.is_compiling() or modes_of_dispatch() or device.type == "meta":
-        return _tables(order, device)
-    return _kept_tables(order, device)
-
-
-@lru_cache(maxsize=64)
-def _kept_tables(order: PackedOrder, device: torch.device) -> _Tables:
-    with torch.inference_mode(False):
-        return _tables(order, device)
-
-
-def _tables(order: PackedOrder, device: torch.device) -> _Tables:
-    places = [np.argsort(np.asarray(layout.offsets())) for layout in (order.codes, order.scales)]
-    values = np.nan_to_num(order.format.facts.values(), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
-    if order.stored:
-        values = values[list(order.codes_of_stored)]
-    codes, scales, table = (torch.from_numpy(x).to(device) for x in (*places, values))
-    if not order.format.zeros:
-        return _Tables(codes, scales, table, None)
-    zeros, points = np.full(1 << 16, -1, np.float32), np.arange(MOST_ZERO + 1)
-    zeros[zero_bits(order.target, points)] = points
-    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device))
 
 
 def unlike(kind: torch.dtype, packed: torch.dtype) -> str:

@@ -1,0 +1,1 @@
+"""Device code: the kernel that unpacks weights."""
