@@ -32,7 +32,7 @@ from .findings import EDGE, LINT, Counts, Finding, joined
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.driver_modules import PtxLaunch
 from .host.dsl_calls import CompiledFunction, watch
-from .host.launcher import HostFunction, HostLaunch
+from .host.launcher import HostCall, HostFunction, HostLaunch
 from .host.session import EmulatedGpu, session
 from .host.triton_calls import TritonLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
@@ -247,7 +247,7 @@ def launches_of(
     if isinstance(compiled, (str, bytes, Path)):
         said = "PTX, as text or as a file, is for emulate_ptx"
         raise NotCompiledError(f"emulate takes what cute.compile returned; {said}")
-    host = compiled if isinstance(compiled, (CompiledFunction, TritonLaunch, PtxLaunch)) else None
+    host = compiled if isinstance(compiled, (CompiledFunction, TritonLaunch, PtxLaunch, HostCall)) else None
     if host is None and type(compiled).__weakrefoffset__:
         host = _HOSTS.get(compiled)
     if host is None:

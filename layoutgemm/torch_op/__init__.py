@@ -21,6 +21,7 @@ Under torch.compile, `compiled` calls the checks, and `operators` follows.
 
     problem, solver, choose       a product as a value; its kernel, copies and launches; which kernel, of those that can
     emulated                      a solution on CPU tensors, in the emulator
+    emulated_gpu                  operators within `layoutgemm emulate` and emulated_gpu()
     tuning, tuned_store           layoutgemm.tune and tune_call: candidates measured; the fastest, kept as JSON
     explain, explanation          layoutgemm.explain_matmul, and its text
     types                         torch's types and the plans' names for them

@@ -54,6 +54,7 @@ from .checks import (
 from .compiled.flops import count_flops
 from .compiled.traced import schema_of
 from .compute import finished_product, gated_product, product, wide_type
+from .emulated_gpu import around
 from .prepared import Config, config_text, of_derivatives
 from .problem import half
 
@@ -137,7 +138,8 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
 
     def run(keys: object, *operands: object) -> Any:
         if differentiated(*_tensors(operands)):
-            return recorded(*operands)
+            with around():
+                return recorded(*operands)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & below, *operands)
 
@@ -167,7 +169,8 @@ def operator_of(
     """
 
     def kernel(*arguments: object) -> object:
-        return computed(*call(*arguments))
+        with around():
+            return computed(*call(*arguments))
 
     def derived(*arguments: object) -> torch.Tensor:
         assert recorded is not None

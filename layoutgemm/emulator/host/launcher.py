@@ -292,6 +292,23 @@ class HostFunction:
         return found
 
 
+@dataclass(frozen=True)
+class HostCall:
+    """A call of a linked host function on an emulated GPU.
+
+    label   what launches it, for findings of streams
+    values  one for each parameter but the stream; an address is one of this process, in the GPU's memory
+    """
+
+    label: str
+    function: HostFunction
+    values: tuple[int, ...]
+
+    def call(self, *_: object) -> tuple[ArgumentMemory, list[HostLaunch]]:
+        """The memory that the kernels see, and their launches."""
+        return self.function.call(self.values)
+
+
 def resident(target: str, threads: int, shared: int) -> int:
     """The most blocks that a GPU holds at once, by threads and dynamic shared memory. Registers may allow fewer."""
     facts = facts_of(target)

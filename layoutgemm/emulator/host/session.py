@@ -18,7 +18,7 @@ import tokenize
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
+from ..joined import all_joined
 from ..races.unordered_launches import FOUND
 from .arguments import memory_found_by
 from .callers import named_callers
@@ -39,10 +40,10 @@ from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
 from .graphs.stream_order import LEGACY
 from .jax_calls import XlaFunction, jax_calls
-from .launcher import HostStatusError
+from .launcher import HostCall, HostStatusError
 from .libraries import cuda_libraries
 from .torch_device.streams import CAPTURES, asked_of, is_capturing
-from .torch_device.tensors import GpuCapsule, cuda_device, on_gpu, tensor_at
+from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
@@ -79,9 +80,14 @@ class EmulatedGpu:
         self.notes: list[str] = []
         self.memory = DeviceMemory()
 
-    def launch(self, one: TritonLaunch | PtxLaunch, stream: int) -> None:
+    def launch(self, one: TritonLaunch | PtxLaunch | HostCall, stream: int) -> None:
         """Launch a described kernel; a session sets it."""
         raise EmulatorError("this emulated GPU has been left")
+
+    @staticmethod
+    def torch_mode() -> AbstractContextManager[object]:
+        """The mode in which torch's "cuda" is this GPU. A thread has it once."""
+        return gpu_mode()
 
     def note(self, text: str) -> None:
         """Note what is not checked, once."""
@@ -155,11 +161,14 @@ def session(
         name = str(getattr(compiled, "function_name", "a function of the DSL"))
         asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
-    def launch_one(one: TritonLaunch | PtxLaunch, stream: int) -> None:
+    def launch_one(one: TritonLaunch | PtxLaunch | HostCall, stream: int) -> None:
         if stream in LEGACY and CAPTURES.any():
             gpu.note(OUTSIDE)
-        function = one.function if isinstance(one, PtxLaunch) else one
-        asked_of(stream, lambda: ran(one), label=function.kernel.name, launches=True)
+        if isinstance(one, HostCall):
+            label = one.label
+        else:
+            label = (one.function if isinstance(one, PtxLaunch) else one).kernel.name
+        asked_of(stream, lambda: ran(one), label=label, launches=True)
 
     def now(compiled: Any, args: Sequence[object], named: dict[str, object]) -> None:
         if isinstance(compiled, XlaFunction):
@@ -189,6 +198,7 @@ def session(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         if python:
             stack.enter_context(_python(gpu, folder, launch))
+            stack.enter_context(all_joined(gpu))
         stack.enter_context(memory_found_by(gpu.memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
         yield gpu

@@ -22,6 +22,7 @@ from typing import Any, cast
 from ...arch import ArchName
 from ...arch import arch as find_arch
 from ...emulator.host.callers import named_callers
+from ...emulator.joined import join
 from ...errors import PlanError
 from ..plan import GemmPlan
 from ..verbs import named
@@ -307,3 +308,6 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+join(lambda gpu: named("run.emulated:launched_on")(gpu))

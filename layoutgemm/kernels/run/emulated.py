@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import numpy as np
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...emulator.api import Emulation, emulate_host
-from ...emulator.host.launcher import HostFunction
+from ...emulator.host.launcher import HostCall, HostFunction
 from ...emulator.host.types import HostParameter, parameter_of
+from ...emulator.joined import JoinedGpu
 from ...emulator.machine.interpreter import Policy
 from ..compile.compiler import CompiledGemm, Plan, compile_plan
 from ..derive import padded_leading
@@ -109,3 +112,64 @@ def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[
     words, emulation = emulate_plan(plan, a, b, given=given)
     emulation.raise_for_findings()
     return values_of(plan.c.dtype, words)
+
+
+# --------------------------------------------------------------------------------------------- on an emulated GPU
+
+
+@contextmanager
+def launched_on(gpu: JoinedGpu) -> Iterator[None]:
+    """Within it compiled kernels are launched on an emulated GPU."""
+
+    def read(compiled: CompiledGemm) -> EmulatedLauncher:
+        return EmulatedLauncher(compiled, gpu)
+
+    def write(compiled: CompiledGemm, launcher: object) -> None:
+        vars(compiled)["launcher"] = launcher  # the real one, of a kernel that is compiled within
+
+    with mock.patch.object(CompiledGemm, "launcher", property(read, write), create=True):
+        yield
+
+
+@dataclass(frozen=True)
+class EmulatedLauncher:
+    """In place of a `Launcher`: the kernel runs in the emulator before the launch returns."""
+
+    compiled: CompiledGemm
+    gpu: JoinedGpu
+
+    def load(self, device: int) -> None:
+        """Nothing: the PTX is read when it is launched."""
+
+    def block(self, arguments: Sequence[int]) -> EmulatedBlock:
+        """A block with these arguments, the stream and the status."""
+        return EmulatedBlock(self, [*arguments, 0, 0])
+
+    def entry(self, values: Sequence[int]) -> None:
+        """Launch with a block's values. Raises EmulatorError for what a kernel cannot go on from."""
+        *arguments, stream, _ = values
+        plan = self.compiled.plan
+        self.gpu.launch(HostCall(type(plan).__name__, host_of(self.compiled), tuple(arguments)), stream)
+
+
+@dataclass(frozen=True)
+class EmulatedBlock:
+    """In place of an `ArgumentBlock`."""
+
+    launcher: EmulatedLauncher
+    values: list[int]
+
+    @property
+    def count(self) -> int:
+        """The number of arguments: the place of the stream."""
+        return len(self.values) - 2
+
+    @property
+    def pointer(self) -> list[int]:
+        """The argument of the launcher's entry: the values themselves."""
+        return self.values
+
+    def call(self) -> int:
+        """Launch with these values; 0, for no error."""
+        self.launcher.entry(self.values)
+        return 0

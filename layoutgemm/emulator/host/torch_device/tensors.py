@@ -242,7 +242,7 @@ _MOVES = ("to", "cuda", "cpu", "type")
 
 def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -> Any:
     """A function of torch, with "cuda" in its arguments read as CPU memory."""
-    name = getattr(func, "__name__", "")
+    name = _name_of(torch, func)
     if func is torch.device or name == "_parse_to":  # a module reads its device by it, then moves its tensors
         return func(*args, **kwargs)
     first: Any = args[0] if args else None
@@ -289,8 +289,22 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     return _pinned(done) if pinned else done
 
 
+def _name_of(torch: ModuleType, func: Function) -> str:
+    """A function's name; of an operator that is not torch's with its library: it may be called as one of torch's."""
+    if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        whole = str(getattr(func, "_qualified_op_name", "") or func)
+        if not whole.startswith(_OF_TORCH):
+            return whole
+    return str(getattr(func, "__name__", ""))
+
+
 def _followed(work: GpuWork, done: object, written: Tensor | None) -> None:
-    """Note what a function has touched. `written`: the one tensor that it has made or changed on the GPU, or None."""
+    """Note what a function has touched. `written`: the one tensor that it has made or changed on the GPU, or None.
+
+    What an operator of another library touched, its launches and the functions of torch in it have noted.
+    """
+    if "::" in work.name:
+        return
     if is_followed() or work.name == "copy_":
         note_work(work.torch, work.name, work.args, work.kwargs, work.changed, done, on_gpu)
     elif work.on_gpu:

@@ -1,0 +1,87 @@
+"""Operators on an emulated GPU. They see its tensors, and forget what they know of real GPUs.
+
+Torch turns a function mode off within the mode's own functions, and so within an operator: `around` turns it on again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+
+import torch
+
+from ..emulator.joined import JoinedGpu, join
+from ..kernels.run import occupancy
+from . import launch
+
+_TABLES = ("READY", "PREPARED", "KEPT")  # of modules: launches that are kept
+_MODES: list[Callable[[], AbstractContextManager[object]]] = []  # of the session that is open
+
+
+def around() -> AbstractContextManager[object]:
+    """The context in which operators compute."""
+    return _MODES[-1]() if _MODES else nullcontext()
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=kind, device="cuda")
+
+
+def _stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def _current() -> int:
+    return int(torch.cuda.current_device())
+
+
+# In place of torch's functions in C, by the names that modules of this package have for them.
+_FUNCTIONS = {"empty_on_gpu": _empty, "raw_stream": _stream, "current_device": _current, "take_memory": None}
+
+
+@contextmanager
+def operators_on(gpu: JoinedGpu) -> Iterator[None]:
+    """Within it operators compute on an emulated GPU."""
+    real = {name: getattr(launch, name) for name in _FUNCTIONS}
+    forget()
+    _replace(real, _FUNCTIONS)
+    _MODES.append(gpu.torch_mode)
+    try:
+        yield
+    finally:
+        _MODES.pop()
+        _replace(_FUNCTIONS, real)  # of modules that were loaded within, too
+        forget()
+
+
+def _replace(old: Mapping[str, object], new: Mapping[str, object]) -> None:
+    for module in _modules():
+        for name, value in old.items():
+            if name in vars(module) and vars(module)[name] is value:
+                setattr(module, name, new[name])
+
+
+def forget() -> None:
+    """Drop what was chosen, prepared and kept for GPUs; what was compiled stays."""
+    for module in (*_modules(), occupancy):
+        for value in list(vars(module).values()):
+            own = str(getattr(value, "__module__", "")).startswith(__name__.partition(".")[0])
+            if own and hasattr(value, "cache_clear"):
+                value.cache_clear()
+        for name in _TABLES:
+            table = vars(module).get(name)
+            if isinstance(table, dict):
+                table.clear()
+
+
+_PACKAGE = f"{__name__.rpartition('.')[0]}."
+
+
+def _modules() -> list[ModuleType]:
+    """The modules of this package that are loaded."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGE)]
+
+
+join(operators_on)
