@@ -8,6 +8,7 @@
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
     python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
     python benchmarks/bench_quantized.py --bytes --jobs 13 --json FILE  # weights of 8 bits at all sizes, beside bf16
+    python benchmarks/bench_quantized.py --dense --json FILE    # unpacked weights, and both passes of 2048 rows
     python benchmarks/bench_quantized.py --counters --json FILE         # ncu's counters of kernels that miss a goal
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
@@ -757,6 +758,39 @@ def measured_experts(
             torch.cuda.empty_cache()
 
 
+def measured_dense(device: Device, rate: float, rounds: int) -> dict[str, dict[str, float]]:
+    """Times the kernel that unpacks weights, beside torch's functions; and both passes of 2048 rows, beside bf16 ones.
+
+    Every matrix has the bits of torch's first.
+    """
+    import torch
+
+    from layoutgemm import quantized_matmul
+    from layoutgemm.torch_op.quantized.dense import dense_of, dense_weights, facts_of
+
+    found = {}
+    for name, (n, k) in [*[(name, SHAPES[0]) for name in FORMATS], *[(INT4, size) for size in SHAPES[1:4]]]:
+        fmt, weight = FORMATS[name], random_weight(FORMATS[name], n, k, torch.bfloat16)
+        given = weight.units, weight.scales
+        calls: dict[str, list[Call]] = {
+            "kernel": [partial(dense_weights, *given, torch.bfloat16, facts_of(fmt, n, k))],
+            "torch": [lambda: dense_of(fmt, torch.bfloat16, *given, (n, k)).bfloat16()],  # noqa: B023
+        }
+        dense = calls["kernel"][0]()
+        if not torch.equal(dense, calls["torch"][0]()):
+            raise SystemExit(f"{name}, {n}x{k}: other bits than torch's")
+        x = torch.randn(2048, k, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        grad = torch.randn(2048, n, device="cuda", dtype=torch.bfloat16)
+        calls["both passes"] = [lambda: torch.autograd.grad(quantized_matmul(x, weight), x, grad)]  # noqa: B023
+        calls["both passes of bf16"] = [
+            lambda: torch.autograd.grad(torch.nn.functional.linear(x, dense), x, grad)  # noqa: B023
+        ]
+        ideal = (weight.units.numel() + 2 * n * k) / rate * 1e6
+        found[f"{name}, {n}x{k}"] = {"ideal": round(ideal, 2), **microseconds(device, calls, rounds)}
+        print(f"{name}, {n}x{k}: {found[f'{name}, {n}x{k}']}", flush=True)
+    return found
+
+
 def copy_rate(device: Device) -> float:
     """Bytes/s of a device copy of 512 MB, reads and writes counted. It is the best of six."""
     import torch
@@ -786,6 +820,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes that compile before anything is timed")
     parser.add_argument("--bytes", action="store_true", help="formats of 8 bits at all sizes, beside bf16 weights")
     parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
+    parser.add_argument("--dense", action="store_true", help="unpacked weights, and both passes of 2048 rows")
     parser.add_argument("--counters", action="store_true", help="ncu's counters of up to 16 rows; needs ncu")
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -810,6 +845,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = CudaDevice()
     rate = copy_rate(device)
     own = options.own or options.step or options.bytes or options.goals or options.experts or options.float8
+    own = own or options.dense
     correct, bad = ({}, []) if own else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
@@ -822,6 +858,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
+    if options.dense:
+        found["dense"] = measured_dense(device, rate, options.rounds)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+        return 0
     if options.step:
         found["steps"] = measured_steps(device, rate, options.rounds, options.jobs)
         if options.json:
