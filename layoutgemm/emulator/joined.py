@@ -6,7 +6,7 @@ them join here when they are imported, within a session too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +22,9 @@ class JoinedGpu(Protocol):
 
     def torch_mode(self) -> AbstractContextManager[object]:
         """The mode in which torch's "cuda" is this GPU."""
+
+    def adopt(self, tensors: Sequence[object]) -> None:
+        """Have all tensors on this GPU where one is."""
 
 
 Context = Callable[[JoinedGpu], AbstractContextManager[object]]

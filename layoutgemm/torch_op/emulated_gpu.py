@@ -6,7 +6,7 @@ Torch turns a function mode off within the mode's own functions, and so within a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 
@@ -17,12 +17,18 @@ from ..kernels.run import occupancy
 from . import launch
 
 _TABLES = ("READY", "PREPARED", "KEPT")  # of modules: launches that are kept
-_MODES: list[Callable[[], AbstractContextManager[object]]] = []  # of the session that is open
+_GPUS: list[JoinedGpu] = []  # of the session that is open
 
 
 def around() -> AbstractContextManager[object]:
     """The context in which operators compute."""
-    return _MODES[-1]() if _MODES else nullcontext()
+    return _GPUS[-1].torch_mode() if _GPUS else nullcontext()
+
+
+def adopt(tensors: Sequence[torch.Tensor]) -> None:
+    """Have tensors of compiled code on the emulated GPU where one is; without one nothing."""
+    if _GPUS:
+        _GPUS[-1].adopt(tensors)
 
 
 def _empty(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -47,11 +53,11 @@ def operators_on(gpu: JoinedGpu) -> Iterator[None]:
     real = {name: getattr(launch, name) for name in _FUNCTIONS}
     forget()
     _replace(real, _FUNCTIONS)
-    _MODES.append(gpu.torch_mode)
+    _GPUS.append(gpu)
     try:
         yield
     finally:
-        _MODES.pop()
+        _GPUS.pop()
         _replace(_FUNCTIONS, real)  # of modules that were loaded within, too
         forget()
 
@@ -71,9 +77,8 @@ def forget() -> None:
             if own and hasattr(value, "cache_clear"):
                 value.cache_clear()
         for name in _TABLES:
-            table = vars(module).get(name)
-            if isinstance(table, dict):
-                table.clear()
+            if name in vars(module):
+                vars(module)[name].clear()
 
 
 _PACKAGE = f"{__name__.rpartition('.')[0]}."

@@ -92,3 +92,16 @@ def test_nothing_of_an_emulated_gpu_stays() -> None:
         assert not dense.READY and not prepared.PREPARED
     c = matmul(torch.ones(2, 8).bfloat16(), torch.ones(8, 8).bfloat16())
     assert c.device.type == "cpu" and len(gpu.runs) == 2
+
+
+@pytest.mark.slow
+def test_compiled_code_launches_products() -> None:
+    """Inductor's code of the CPU allocates buffers that torch's Python does not see."""
+    with emulated_gpu() as gpu:
+        a, b = operands(16, 64, 64)
+        a.requires_grad_()
+        found = torch.compile(lambda a, b: matmul(a, b, activation="relu"))(a, b)
+        found.sum().backward()
+        close(found, (a.detach().double() @ b.double()).relu())
+        close(a.grad, (found.detach() > 0).double() @ b.double().mT)
+    assert gpu.ok and len(gpu.runs) >= 1

@@ -43,7 +43,7 @@ from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostCall, HostStatusError
 from .libraries import cuda_libraries
 from .torch_device.streams import CAPTURES, asked_of, is_capturing
-from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, on_gpu, tensor_at
+from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, marked, on_gpu, tensor_at
 from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
@@ -88,6 +88,13 @@ class EmulatedGpu:
     def torch_mode() -> AbstractContextManager[object]:
         """The mode in which torch's "cuda" is this GPU. A thread has it once."""
         return gpu_mode()
+
+    @staticmethod
+    def adopt(tensors: Sequence[object]) -> None:
+        """Have all tensors on this GPU where one is: compiled code allocates where torch's Python does not see it."""
+        if any(map(on_gpu, tensors)):
+            for x in tensors:
+                marked(x)
 
     def note(self, text: str) -> None:
         """Note what is not checked, once."""

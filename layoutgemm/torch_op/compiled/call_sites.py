@@ -14,6 +14,7 @@ import torch
 
 from ...kernels.run.capture import first_call
 from ..checks import needs_dispatcher
+from ..emulated_gpu import adopt
 from ..launch import DirectLaunch, ProductCall, Recording, recorded
 from ..prepared import PREPARED
 from .guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS
@@ -80,6 +81,7 @@ class CallSite:
 
     def _first(self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
         """A call that is recorded, of what the product reads and writes; `given` is what the site is called with."""
+        adopt(tensors)
         *read, out = tensors
         addresses = [x.data_ptr() for x in tensors]
         if any(at & ALIGNED for at in addresses) or min(addresses) < LEAST_ADDRESS or needs_dispatcher(*tensors):
