@@ -759,9 +759,9 @@ def measured_experts(
 
 
 def measured_dense(device: Device, rate: float, rounds: int) -> dict[str, dict[str, float]]:
-    """Times the kernel that unpacks weights, beside torch's functions; and both passes of 2048 rows, beside bf16 ones.
+    """Times the kernel that unpacks weights, beside torch's functions.
 
-    Every matrix has the bits of torch's first.
+    And both passes of 2048 rows, beside bf16 weights. Every matrix has the bits of torch's first.
     """
     import torch
 

@@ -91,7 +91,10 @@ class EmulatedGpu:
 
     @staticmethod
     def adopt(tensors: Sequence[object]) -> None:
-        """Have all tensors on this GPU where one is: compiled code allocates where torch's Python does not see it."""
+        """Have all tensors on this GPU where one is.
+
+        Compiled code allocates where torch's Python does not see it.
+        """
         if any(map(on_gpu, tensors)):
             for x in tensors:
                 marked(x)
