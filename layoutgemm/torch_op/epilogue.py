@@ -53,7 +53,7 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
-SumsGate: TypeAlias = "str | tuple[Combined, Mapping[str, float]]"  # an activation, or a function of two sums
+SumsGate: TypeAlias = str | tuple[Combined, Mapping[str, float]]  # an activation, or a function of two sums
 # Widths of tiles that C's columns may be whole multiples of: few numbers, as each is a kernel of its own.
 _WIDTHS, _LEAST_WIDTH = 768, 64
 COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}

@@ -16,7 +16,7 @@ from .problem import C_TYPES
 GroupsPlan = Sm80Plan | Sm90Plan | Sm100Plan  # of a product in groups, or with scales
 GroupsConfig = Sm80Config | Sm90Config | Sm100Config
 
-Scalar: TypeAlias = "float | torch.Tensor"  # alpha and beta: numbers, or tensors of one element
+Scalar: TypeAlias = float | torch.Tensor  # alpha and beta: numbers, or tensors of one element
 
 # float32 is multiplied as tf32, which keeps 11 bits of the significand.
 NAMES = {

@@ -48,9 +48,6 @@ OF_ONE_A = (
 )
 
 
-Combine: TypeAlias = "Callable[..., object] | Combined | str"  # a function, or the name of a gate
-
-
 def sum_name(matrix: int) -> str:
     """The name of a matrix's sum in an expression."""
     return f"sum{matrix}"
@@ -151,6 +148,9 @@ class Combined:
 
     def __str__(self) -> str:
         return f"{self.matrices} matrices B combined"
+
+
+Combine: TypeAlias = Callable[..., object] | Combined | str  # a function, or the name of a gate
 
 
 def check_parameters(function: Callable[..., object], matrices: int, numbers: Sequence[str]) -> None:

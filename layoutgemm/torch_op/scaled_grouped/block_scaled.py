@@ -61,7 +61,7 @@ from .operators import WAY_OUT, plain_config
 from .recipes import SCALES, TENSOR, as_members
 from .scaled import BiasActivation, check_bias, check_config, finished_by_torch, line
 
-Scale: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"  # factors; or with a number of all
+Scale: TypeAlias = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]  # factors; or with a number of all
 _is_traced = torch.compiler.is_dynamo_compiling
 _NO_OUT_RECIPE = "out_recipe: no product with block scales quantises its result; layoutgemm.quantize takes it"
 BESIDE = (
