@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from ..arch import arch
 from ..dtypes import dtype
 from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
+from ..kernels.epilogue.chain import Epilogue
+from ..kernels.operands.combined import Combined
 from ..kernels.operands.gated import combination
 from ..kernels.operands.pair import SecondPair
 from ..kernels.partials import whole_rows
 from ..kernels.planner import PlanParts, tcgen05_configs
 from ..kernels.sm80.choose import Sm80Choice, by_lines, holding_groups
 from ..kernels.sm90.choose.costs import cost_model
+from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import (
     NEXT,
     SPARE,
@@ -156,26 +160,75 @@ def _candidates(
     # partial results and a second launch take 6% longer for 65536x64x2048.
     by_rows = problem.epilogue is not None and (whole_rows(problem.epilogue) or problem.epilogue.quantizes is not None)
     flip = n < m and n <= 64 and not by_rows
-    rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
-    choice, why = choose(
-        rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",
-        multiprocessors=problem.places, epilogue=problem.epilogue,
-    )  # fmt: skip
+    near = near_rows(m), near_depth(k)
+    rows, columns, b_major = (n, near[0], k_major[0]) if flip else (near[0], n, k_major[1])
+    choice, why = _chosen(
+        (rows, columns, near[1], batch), problem.a.dtype, "K" if b_major else "MN", problem.places, problem.epilogue
+    )
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
     yield from nearest(Sm90Choice(choice.config, swapped), why, k_major[1 if swapped else 0])
     if rows > 64 and dtype(problem.a.dtype).bits == 16:
-        yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
+        yield from _next_best((rows, columns, near[1], batch), "K" if b_major else "MN", problem, flip)
     for config in SPARE:
         yield Sm90Choice(config), "the operands' orders leave little choice"
 
 
+# Tokens differ from step to step: they are rows of a layer's product, and the depth of its weight's gradient. A choice
+# estimates hundreds of tiles, so sizes that differ by less than these share one.
+ROWS_ALIKE = 16
+DEPTH_ALIKE = 64  # a K tile
+
+
+def near_rows(m: int) -> int:
+    """The rows by which a kernel is chosen: up to 64 their number, then the next multiple of 16.
+
+    >>> near_rows(7), near_rows(231), near_rows(8192)
+    (7, 240, 8192)
+    """
+    return m if m <= 64 else -(-m // ROWS_ALIKE) * ROWS_ALIKE
+
+
+def near_depth(k: int) -> int:
+    """The K by which a kernel is chosen: as many K tiles, whose lines begin at a multiple of as many bytes.
+
+    >>> near_depth(4096), near_depth(231), near_depth(232), near_depth(40)
+    (4096, 193, 200, 40)
+    """
+    whole, rest = divmod(k, DEPTH_ALIKE)
+    return k if not (whole and rest) else whole * DEPTH_ALIKE + (rest & -rest)
+
+
+@lru_cache(4096)
+def _chosen(
+    sizes: tuple[int, int, int, int], a: str, b_major: str, places: ClusterOccupancy, epilogue: Epilogue | None
+) -> tuple[Sm90Choice, str]:
+    """The choice for sizes of the kernel's rows, columns, depth and batch."""
+    m, n, k, batch = sizes
+    return choose(m, n, k, batch=batch, a=a, b_major=b_major, multiprocessors=places, epilogue=epilogue)
+
+
 def _in_place(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
     """Choices for M, N and K with the operands in their places."""
-    a, major = f"{problem.a.dtype}:{orders[0]}", "K" if orders[1] == "col" else "MN"
-    return in_place(
-        *sizes, a=a, b_major=major, multiprocessors=problem.places, gated=problem.gated, epilogue=problem.epilogue
-    )
+    (m, n, k), major = sizes, "K" if orders[1] == "col" else "MN"
+    given = (near_rows(m), n, near_depth(k)), f"{problem.a.dtype}:{orders[0]}", major, problem.places
+    yield _first_in_place(*given, problem.gated, problem.epilogue)
+    yield from islice(_all_in_place(*given, problem.gated, problem.epilogue), 1, None)
+
+
+def _all_in_place(
+    sizes: tuple[int, int, int], a: str, b_major: str, places: ClusterOccupancy, gated: Combined | str | None,
+    epilogue: Epilogue | None,
+) -> Iterator[tuple[Sm90Choice, str]]:  # fmt: skip
+    return in_place(*sizes, a=a, b_major=b_major, multiprocessors=places, gated=gated, epilogue=epilogue)
+
+
+@lru_cache(4096)
+def _first_in_place(
+    sizes: tuple[int, int, int], a: str, b_major: str, places: ClusterOccupancy, gated: Combined | str | None,
+    epilogue: Epilogue | None,
+) -> tuple[Sm90Choice, str]:  # fmt: skip
+    return next(_all_in_place(sizes, a, b_major, places, gated, epilogue))
 
 
 def _next_best(

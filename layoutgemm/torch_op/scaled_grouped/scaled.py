@@ -233,8 +233,7 @@ def scaled_product(
     """
     if call.quantizes and on_gpu(a.get_device()) and asks_tcgen05(config):
         raise OperandError("out_recipe: by tcgen05 another kernel would quantise; epilogue=Epilogue(Quantize()) does")
-    in_kernel = on_gpu(a.get_device()) and quantizes_in_kernel(call, a, finish, config)
-    if call.quantizes and not in_kernel:
+    if call.quantizes and not (on_gpu(a.get_device()) and quantizes_in_kernel(call, a, finish, config)):
         assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))
         wide = call._replace(kind=torch.float32, quantizes=False)
         made = scaled_product(wide, a, scale_a, b, scale_b, finish, config)

@@ -319,6 +319,12 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
     return float(model.start[KINDS[kind]] + overlapped + model.exchange[parts])
 
 
+@lru_cache(4096)
+def _config(tile: tuple[int, int], **settings: Any) -> Sm90Config:
+    """A configuration, made and checked once: each choice goes through all of them."""
+    return Sm90Config(tile, **settings)
+
+
 def _kernels(
     sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool, gated: bool
 ) -> Iterator[tuple[str, Sm90Config]]:
@@ -331,7 +337,7 @@ def _kernels(
     """
     m, _, k, _ = sizes
     rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
-    alone = partial(Sm90Config, loader="warp", chunks=1, overlap=True)
+    alone = partial(_config, loader="warp", chunks=1, overlap=True)
     for tile in MODEL.one_step:
         of_rows = rows if tile[0] == 64 else None
         for parts in MODEL.exchange:
@@ -361,7 +367,7 @@ def _kernels(
         if not each_column:
             three, at_once = tile[0] == 192, narrow and k in _AT_ONCE_K.get(tile, ())
             at_once &= tile != _NARROWER or (not gated and m > _AT_ONCE_ROWS)
-            yield "full", Sm90Config(
+            yield "full", _config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=_AT_ONCE_CHUNKS[tile] if at_once else 2 if three else 1,
                 buffers=2 if tile == (128, 128) else 1, overlap=True,
