@@ -9,6 +9,7 @@ They are cp.async, ldmatrix, mma.sync, and vector loads from global memory.
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
     MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
+    the same with block scales        multiply_warp_scaled        mma.sync.aligned...block_scale
 
 Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
 """
@@ -122,7 +123,7 @@ def multiply_warp(
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
     if mma.scale is not None:
-        raise PlanError(f"the bridge has mma.sync without scale factors, not {mma}")
+        raise PlanError(f"{mma} takes scale factors: multiply_warp_scaled")
     whole = mma.c_dtype.name == "i32"
     number = Int32 if whole else Float32
 
@@ -148,3 +149,21 @@ def multiply_warp(
     )
     value: Any = found.ir_value() if hasattr(found, "ir_value") else found
     return unpacked(value, [number] * len(c), loc=loc, ip=ip)
+
+
+def multiply_warp_scaled(
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[Float32], factors: tuple[Int32, Int32],
+    selectors: tuple[tuple[int, int], tuple[int, int]],
+) -> list[Float32]:  # fmt: skip
+    """mma.sync with block scales of an MmaAtom. 32-bit registers of A, B and C -> those of D.
+
+    factors    a lane's words of A's factors and of B's
+    selectors  (byte-id, thread-id) of A's and of B's: see `atoms.mma.block_scales`
+    """
+    names = iter(range(2 * len(c) + len(a) + len(b) + len(factors)))
+    d, of_a, of_b, of_c = ("{" + ", ".join([f"${next(names)}" for _ in registers]) + "}" for registers in (c, a, b, c))
+    scales = ", ".join([f"${next(names)}, {{{byte}, {thread}}}" for byte, thread in selectors])
+    constraints = ["=f"] * len(c) + ["r"] * (len(a) + len(b)) + ["f"] * len(c) + ["r"] * len(factors)
+    operands = [*map(Int32, a), *map(Int32, b), *map(Float32, c), *map(Int32, factors)]
+    text = f"{mma.ptx} {d}, {of_a}, {of_b}, {of_c}, {scales};"
+    return assembly(text, ",".join(constraints), operands, (Float32,) * len(c), pure=True)

@@ -402,3 +402,8 @@ def accumulator_registers(d: np.ndarray) -> np.ndarray:
 
 Progress = Callable[[int, int], None]  # (tiles done, tiles in all)
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
+
+
+def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The 4-bit elements of bytes along the last dimension, the low one first."""
+    return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)

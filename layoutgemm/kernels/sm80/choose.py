@@ -20,6 +20,7 @@ from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
 
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
+FEW_TILES = 170  # multiprocessors of the largest GPU of compute capability 12.0
 _LARGE = (128, 256)
 _MOST_SUMS = 64  # of a thread, beside as many totals
 
@@ -61,6 +62,21 @@ def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: 
     if stmatrix and target.smem_per_block >= shared_bytes(deep):
         return deep, f"128x256x64: {tiles} tiles, persistent"
     return flat, f"128x256x32: {tiles} tiles, persistent"
+
+
+def scaled_candidates(m: int, n: int, batch: int) -> Iterator[Sm80Config]:
+    """Configurations for products with block scales, which no GPU has measured. The best first.
+
+    Tiles are chunks of 128 rows of factors, or parts of one for few rows or few tiles.
+
+    >>> [next(scaled_candidates(m, 4096, 1)).tile for m in (8, 512, 4096)]
+    [(16, 128), (64, 64), (128, 128)]
+    """
+    if m <= ROUND_ROWS:
+        yield Sm80Config((ROUND_ROWS, 128), warps=(1, 4), group=8)
+    elif -(-m // 128) * -(-n // 128) * batch < FEW_TILES:
+        yield Sm80Config((64, 64), warps=(2, 2), group=8)
+    yield Sm80Config((128, 128), warps=(2, 4), group=8)
 
 
 def holding_groups(config: Sm80Config, epilogue: Epilogue | None, sums: int = 1) -> Sm80Config:

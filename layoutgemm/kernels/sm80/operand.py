@@ -10,6 +10,7 @@ computes once, and constants. That is possible because a swizzle leaves alone wh
     ---------    ----   ----------------------    ------------------------------------------------------------------
     bf16, f16    16     ldmatrix                  ldmatrix.trans
     tf32         32     ldmatrix                  ld.shared, a word each: .trans moves pairs of bytes, half a word
+    e2m1          4     ldmatrix of bytes         none: two elements of K share a byte
     fp8, int8     8     ldmatrix                  ldmatrix.trans of rows in an order of their own, then prmt: .trans
                                                   keeps two neighbours along MN together, and prmt parts them
 """
@@ -21,14 +22,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...atoms import MmaAtom, SmemTile, TiledCopy, TmaPlan, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
+from ...atoms import (
+    MmaAtom,
+    SmemTile,
+    TiledCopy,
+    TmaPlan,
+    cp_async,
+    ldmatrix,
+    make_tiled_copy,
+    mma_sync,
+    operand_map,
+    smem_tile,
+)
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.tma.derive import derive as derive_tma
-from ...dtypes import DType
+from ...dtypes import DType, u8
 from ...errors import PlanError
 from ...layouts import Layout
 from ...memo import memoized
-from ..derive import Operand
+from ..derive import Operand, memory_unit
 from ..operands.product import SideBySide
 from ..thread_addresses import Index, ThreadAddresses
 
@@ -153,7 +165,7 @@ class Sm80Operand:
     """One input operand.
 
     name, dtype, order, major   as in OperandPlan
-    smem       tile of a block in shared memory, one stage
+    smem       tile of a block in shared memory, one stage, in units of memory: see `unit`
     copy       global to shared memory
     load       shared memory to registers
     warps      how many warps share the tile along M (of A) or N (of B)
@@ -178,6 +190,16 @@ class Sm80Operand:
         return self.smem.extent[0] // self.warps
 
     @property
+    def unit(self) -> DType:
+        """The type that memory counts in. Bytes, of two elements of K each, where those have 4 bits."""
+        return self.smem.dtype
+
+    @property
+    def per_unit(self) -> int:
+        """Elements of K in a unit of memory."""
+        return self.unit.bits // self.dtype.bits
+
+    @property
     def mn_order(self) -> Layout:
         """Index along M or N within 16 as the instructions count them -> index in the tile."""
         return self.load.order
@@ -194,10 +216,23 @@ def derive_operand(
     major = "K" if (spec.order == "row") == (name == "A") else "MN"
     words = spec.dtype.bits == 32 and major == "MN"
     swizzle = "128B_ATOM_32B" if words else None
-    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
-    load = _fragment_load(name, tile, warps, atom)
+    unit = memory_unit(spec.dtype)
+    tile = smem_tile((extent, tile_k * spec.dtype.bits // unit.bits), unit, major, swizzle)
+    load = _fragment_load(name, tile, warps, in_units(atom))
     copy = TileCopy.derive(tile, threads, vector)
     return Sm80Operand(name, spec.dtype, spec.order, major, tile, copy, load, warps)
+
+
+def in_units(atom: MmaAtom) -> MmaAtom:
+    """The instruction on units of memory. That on bytes, for one whose registers hold two elements to a byte.
+
+    >>> print(in_units(mma_sync((16, 8, 64), "e2m1", kind="mxf4")))
+    mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32
+    """
+    if atom.element_bits("A") >= u8.bits:
+        return atom
+    m, n, k = atom.shape_mnk
+    return mma_sync((m, n, k * atom.element_bits("A") // u8.bits), u8)
 
 
 def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:

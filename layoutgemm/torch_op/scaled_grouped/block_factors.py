@@ -3,7 +3,7 @@
     order             factors of `rows` rows, one for each K block of 32 or 16 elements
     ----------------  ------------------------------------------------------------------------------------------------
     "NO_SWIZZLE"      ([batch,] rows, K blocks) of any strides; copied to the order below
-    "SWIZZLE_32_4_4"  the contiguous order of `kernels.sm100.block_scales`, in any shape; read where they lie
+    "SWIZZLE_32_4_4"  the contiguous order of `kernels.operands.block_scales`, in any shape; read where they lie
 
 Groups of rows have the chunks of each group one behind the other, each group's rows padded to 128, as torch and cuBLAS
 take them. A kernel's tensor map has as many chunks as any groups of so many rows need.
@@ -20,10 +20,7 @@ import torch
 
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
-from ...kernels.plan import tile_count
-from ...kernels.run.operand_checks import resolved
-from ...kernels.run.torch_tensors import TORCH_NAMES
-from ...kernels.sm100.block_scales import (
+from ...kernels.operands.block_scales import (
     CHUNK_BYTES,
     CHUNK_FACTORS,
     CHUNK_ROWS,
@@ -32,6 +29,9 @@ from ...kernels.sm100.block_scales import (
     blocked_view,
     chunk_rows,
 )
+from ...kernels.plan import tile_count
+from ...kernels.run.operand_checks import resolved
+from ...kernels.run.torch_tensors import TORCH_NAMES
 from ..reference import exact
 
 _TORCH_FORMS = [form for form in FORMATS.values() if all(name in TORCH_NAMES for name in form.types)]

@@ -1,6 +1,6 @@
 """scaled_matmul with the block scales of tcgen05: MXFP8, MXFP4 and NVFP4.
 
-`kernels.sm100.block_scales.FORMATS` has the types and the elements of K that share a factor. A call has for each of a
+`kernels.operands.block_scales.FORMATS` has the types and the elements of K that share a factor. A call has for each of a
 and b its factors, and one float32 scale of the whole operand or none:
 
     scale_a            recipe_a                        factors of a, and the scale of all of a
@@ -26,9 +26,9 @@ import torch
 from ...arguments import nearest, shown
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
+from ...kernels.operands.block_scales import FORMATS
 from ...kernels.plan import tile_count
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ..bias_activation import GATES
 from ..checks import check_activation, check_device, check_out, copied, needs_dispatcher, refuse_derivatives, stored_as

@@ -14,6 +14,7 @@ from ...arch import arch
 from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.block_scales import FORMATS
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
@@ -22,7 +23,6 @@ from ...kernels.planner import PlanParts, mma_configs, plan, without_block_scale
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ..prepared import target
 from ..types import GroupsConfig

@@ -24,6 +24,7 @@ from ...kernels.alignment import address_misfit
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.block_scales import ScaleFormat
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
@@ -41,7 +42,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     scaled_config,
 )
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ...kernels.sm100.block_scales import ScaleFormat
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as

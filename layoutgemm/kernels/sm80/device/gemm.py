@@ -61,8 +61,8 @@ class _TileCopies(Protocol):
 class DepthLoads(Protocol):
     """A lane's loads of an operand's fragments, depth by depth of a K tile."""
 
-    def begin(self) -> None:
-        """Begin a K tile."""
+    def begin(self, held: list[Int32]) -> None:
+        """Begin a K tile. `held`: registers of its first depth, or none."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth."""
@@ -115,8 +115,8 @@ class Sm80GemmKernel(TileEntry):
         plan = self.plan
         _, _, matrix = cute.arch.block_idx()
         if const_expr(plan.batch > 1):
-            a += Int64(matrix) * stride_a * plan.a.dtype.bytes
-            b += Int64(matrix) * stride_b * plan.b.dtype.bytes
+            a += Int64(matrix) * stride_a * plan.a.unit.bytes
+            b += Int64(matrix) * stride_b * plan.b.unit.bytes
             c += Int64(matrix) * stride_c * plan.c.dtype.bytes
         self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
 
@@ -145,7 +145,7 @@ class Sm80GemmKernel(TileEntry):
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, end, k, words)
         copy_b = self.copies_of_b(thread, weights, pitches[1], (n0, matrix), n, k, words)
         load_a = self.loads_of_a(lane, warp_m, (m0, matrix), (end, n, k), words)
-        load_b = self.loads_of_b(lane, warp_n)
+        load_b = self.loads_of_b(lane, warp_n, n0)
         pitch = plan.smem.a_stage_bytes
 
         # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
@@ -317,8 +317,8 @@ class Sm80GemmKernel(TileEntry):
         """A's loads in the K tile that is multiplied. `left`: elements of K before the copies, which are ahead."""
         return load
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
-        """A lane's loads of B's fragments; `warp` is the warp's number along N."""
+    def loads_of_b(self, lane: Int32, warp: Int32, first: Int32) -> DepthLoads:
+        """A lane's loads of B's fragments. `warp`: its number along N; `first`: the tile's first column."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
     def store(
@@ -369,10 +369,10 @@ class Sm80GemmKernel(TileEntry):
         read       first byte of the k tile's stage
         """
         plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
-        for load in loads:
-            load.begin()
         totals = [sums[i] for i in bridge.unrolled(sums.shape)]
-        fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
+        fragments = [[of[i] for i in range(of.shape)] if ahead else [] for of in held]
+        for load, first in zip(loads, fragments, strict=True):
+            load.begin(first)
         for step in range(plan.steps):
             work, now, depth = self.share(copies, step), fragments, step
             if ahead:
@@ -386,7 +386,7 @@ class Sm80GemmKernel(TileEntry):
                     read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
             place = shared + read
             fragments = [load.fragments(place, depth) for load in loads]
-            self.multiply(totals, now if ahead else fragments, work)
+            self.multiply(totals, now if ahead else fragments, work, step)
         if ahead:
             for of, values in zip(held, fragments, strict=True):
                 keep(of, values)
@@ -407,8 +407,13 @@ class Sm80GemmKernel(TileEntry):
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
 
-    def multiply(self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]]) -> None:
-        """All products of one depth; the work is spread among them."""
+    def multiply(
+        self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]], step: int
+    ) -> None:
+        """All products of one depth; the work is spread among them.
+
+        step  number of the depth in a K tile
+        """
         plan = self.plan
         values, each_a, each_b = plan.mma.accumulator_registers, plan.mma.registers("A"), plan.mma.registers("B")
         a, b = fragments
@@ -417,12 +422,22 @@ class Sm80GemmKernel(TileEntry):
             if number % every == 0 and 0 < number // every <= len(work):
                 work[number // every - 1]()
             at = values * (i + plan.blocks[0] * j)
-            totals[at : at + values] = bridge.multiply_warp(
-                plan.mma, a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
-            )
+            registers = a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
+            totals[at : at + values] = self.product(registers, fragments, (i, j), step)
         done = (len(plan.products) - 1) // every
         for item in work[done:]:
             item()
+
+    def product(
+        self, registers: tuple[list[Int32], list[Int32], list[Numeric]], fragments: Sequence[list[Int32]],
+        block: tuple[int, int], step: int,
+    ) -> list[Numeric]:  # fmt: skip
+        """One instruction. Registers of A, B and C -> those of D.
+
+        fragments  all registers of the depth, number `step` of a K tile
+        block      number of the instruction along M and N
+        """
+        return bridge.multiply_warp(self.plan.mma, *registers)
 
 
 def keep(tensor: cute.Tensor, values: Sequence[Numeric]) -> None:
@@ -470,7 +485,7 @@ class Copies(bridge.Rebuilt):
         The bytes are those from each of its vectors to the line's end; none where K is contiguous.
         """
         depth, _, mn, matrix, pitch, extent = self.others
-        copy, size = self.copy, self.operand.dtype.bytes
+        copy, size = self.copy, self.operand.unit.bytes
         if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
             rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in range(copy.parts[0])]
             return [matrix + (Int64(row) * pitch + depth) * size for row in rows], []
@@ -496,7 +511,7 @@ class Copies(bridge.Rebuilt):
 
     def step_of(self, pitch: Int64) -> Int64:
         """Bytes of global memory from one k tile to the next."""
-        size, depth = self.operand.dtype.bytes, self.operand.smem.extent[1]
+        size, depth = self.operand.unit.bytes, self.operand.smem.extent[1]
         return Int64(depth * size) if self.by_k else depth * size * pitch
 
     @property
@@ -515,17 +530,17 @@ class Copies(bridge.Rebuilt):
 
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:
         """The address of a vector, `offset` bytes along K from the first K tile's."""
-        (i, j), (mn, k), size = index, self.away[index], self.operand.dtype.bytes
+        (i, j), (mn, k), size = index, self.away[index], self.operand.unit.bytes
         return self.anchors[i] + offset + k * size if self.by_k else self.anchors[j] + offset + mn * size
 
     def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
         i, _ = index
-        size, width = self.operand.dtype.bytes, self.copy.vector_bytes
+        size, width = self.operand.unit.bytes, self.copy.vector_bytes
         base, constant = self.copy.places.of[index]
         destination = stage + (self.bases[base] + constant)
         _, k = self.away[index]
-        there = left - self.others[0] - k
+        there = (left if self.operand.per_unit == 1 else left // self.operand.per_unit) - self.others[0] - k
         source = self.source(index, offset)
         if self.by_k:
             valid = clamp(there * size, width)
@@ -568,7 +583,7 @@ class SeveralCopies(Copies):
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
         """Addresses of the thread's vectors at K = 0, and bytes to the line's end."""
         depth, _, mn, _, _, extent = self.others
-        size, anchors, rooms, steps = self.operand.dtype.bytes, [], [], []
+        size, anchors, rooms, steps = self.operand.unit.bytes, [], [], []
         for i in range(self.copy.parts[0]):
             column, which = present(self.operand.beside).source(mn + self.away[i, 0][0])
             matrix, pitch = (self.selected(of, which) for of in (self.matrices, self.pitches))
@@ -628,7 +643,7 @@ class Loads(bridge.Rebuilt):
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
 
-    def begin(self) -> None:
+    def begin(self, held: list[Int32]) -> None:
         """Begin a K tile; no registers are kept from the one before."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
