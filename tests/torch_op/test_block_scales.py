@@ -1,4 +1,4 @@
-"""scaled_matmul with the block scales of tcgen05: MXFP8, MXFP4, NVFP4, as torch and torchao hand them over.
+"""scaled_matmul with block scales: MXFP8, MXFP4, NVFP4, as torch and torchao hand them over.
 
 Want is decoded byte by byte here, and the blocked order is cuBLAS's as torchao writes it.
 """
@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from layoutgemm import Sm100Config, explain_matmul, grouped_matmul, quantize, scaled_matmul
 from layoutgemm.dtypes import dtype
-from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.kernels import Sm90Config
+from layoutgemm.errors import OperandError, PlanError, TensorError
+from layoutgemm.kernels import Sm80Config, Sm90Config
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Residual, RowReduce
 from layoutgemm.torch_op.compiled.kept_launches import KEPT
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -139,11 +139,13 @@ def test_the_explanation_names_the_format_and_what_is_copied() -> None:
     told = explain_matmul(NV.a, NV.b, **scales, config=Sm100Config((128, 128)), bias=BIAS)
     assert "A e2m1 row, B e2m1 col" in told.kernel and "nvfp4 scales" in told.kernel
     assert told.why == "nvfp4: the instruction applies the factors; given by the caller"
-    assert told.copies == ("scale_a: shape [40, 12], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 1536 bytes",)
+    assert told.copies == ("scale_a: shape [40, 12], and the kernel takes chunks by SWIZZLE_32_4_4, 1536 bytes",)
     told = explain_matmul(MX.a, MX.b.contiguous(), scale_a=MX.scale_a, scale_b=MX.scale_b, config=ASKED)
     assert len(told.copies) == 3 and "b: the plan takes it col-major" in told.copies[2]
     with pytest.raises(OperandError, match=r"'mxfp8': not by the kernel of sm_90a: .*config=Sm100Config\(\) explains"):
         explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.scale_b)
+    with pytest.raises(OperandError, match="no wgmma has block scales"):  # CPU tensors stand for an H200's
+        explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.scale_b, config=Sm80Config((64, 64)))
 
 
 REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
@@ -230,7 +232,7 @@ def test_an_epilogue_follows_the_factors_and_its_operands_have_gradients(compile
     told = explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.as_torch[3], epilogue=STEPS, config=ASKED,
                           given={"d": RESIDUAL, "largest": torch.empty(40)})  # fmt: skip
     assert told.why.startswith("mxfp8: the instruction applies the factors; tiles of 128x128")
-    assert told.copies[0] == "scale_a: shape [40, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 1024 bytes"
+    assert told.copies[0] == "scale_a: shape [40, 6], and the kernel takes chunks by SWIZZLE_32_4_4, 1024 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
@@ -306,7 +308,7 @@ def test_groups_are_explained_and_refused_by_name() -> None:
         assert "rows in 3 group(s), mxfp8 scales" in told[name].kernel
     assert told["flat"].copies == ()  # 137 rows: 1 + (9 + 127 * 3) // 128 = 4 chunks at most, of 2 along K
     assert told["plain"].copies == (
-        "scale_a: shape [137, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 4096 bytes",
+        "scale_a: shape [137, 6], and the kernel takes chunks by SWIZZLE_32_4_4, 4096 bytes",
     )
     chosen = torch.zeros(137, dtype=torch.int64)
     found = explain_matmul(of.a, of.b, offs=of.ends, scale_a=of.scale_a, scale_b=of.flat_b, config=ASKED, rows=chosen)
@@ -451,3 +453,45 @@ def test_its_kernel_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPa
         for _ in range(2):  # the first call, and a kept one
             assert torch.equal(call(), want.float())
     assert {type(plan).__name__ for plan, _ in made} == {"Sm100Plan"} and len(made) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- by mma.sync
+
+
+FOURS = Drawn("mxfp4", batch=(2,))
+ODD = Drawn("nvfp4", 20, 24, 72)  # 36 bytes from line to line, which cp.async of 16 bytes does not read
+BY_MMA: dict[str, Any] = {
+    "mxfp8": (lambda: scaled_matmul(*MX.as_torch, out_dtype=F32), MX.want),
+    "mxfp8, N contiguous, bias": (
+        lambda: scaled_matmul(MX.a, MX.scale_a, MX.b.contiguous(), MX.scale_b, bias=BIAS, activation="relu",
+                              out_dtype=F32), (MX.want + BIAS).relu()),
+    "mxfp4, a batch": (lambda: scaled_matmul(*FOURS.given, out_dtype=F32), FOURS.want),
+    "nvfp4, scales of all": (
+        lambda: scaled_matmul(NV.a, [NV.as_torch[1], HALF], NV.b, [NV.scale_b, FOUR], **LEVELS, bias=BIAS,
+                              out_dtype=F32), 2 * NV.want + BIAS),
+    "nvfp4, an epilogue": (lambda: with_steps(NV, NV.as_torch)[0], (NV.want + RESIDUAL).relu()),
+    "nvfp4, lines of 36 bytes": (
+        lambda: scaled_matmul(*ODD.given, config=Sm80Config((32, 32), warps=(2, 1)), out_dtype=F32), ODD.want),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in BY_MMA])
+def test_mma_sync_applies_them_on_compute_capability_12(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, want = BY_MMA[name]
+    with every_door(monkeypatch, "sm_120a") as made:
+        for _ in range(2):
+            assert torch.equal(call(), want.float())
+    assert {type(plan).__name__ for plan, _ in made} == {"Sm80Plan"} and len(made) == 2
+    assert made[0][0].scales.format.name in name
+
+
+def test_mma_sync_has_no_gate_and_no_groups_with_block_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = GROUPS["mxfp8"]
+    with every_door(monkeypatch, "sm_120a", computes=False) as made:
+        scaled_matmul(*WIDE.given, activation="swiglu", out_dtype=F32)
+        assert [plan.gated for plan, _ in made] == [None] and made[0][0].c.dtype.name == "f32"
+        for call in (of, partial(of, scale_a=of.flat_a)):
+            with pytest.raises(PlanError, match=r"ragged: the mma.sync kernel has none with scales = 'mxfp8'"):
+                call()
+        with pytest.raises(PlanError, match=r"gated: the mma.sync kernel has none"):
+            scaled_matmul(*WIDE.given, activation="swiglu", epilogue=Epilogue())

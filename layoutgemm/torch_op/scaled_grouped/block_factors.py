@@ -159,7 +159,7 @@ def blocked_tables(
 def copied_factors(lines: Lines, scales: Mapping[str, torch.Tensor]) -> list[tuple[str, int]]:
     """The factors that are copied into the kernel's order: why, and bytes."""
     return [
-        (f"{name}: shape {list(x.shape)}, and tcgen05.cp takes chunks by {BLOCKED}", line.bytes)
+        (f"{name}: shape {list(x.shape)}, and the kernel takes chunks by {BLOCKED}", line.bytes)
         for (name, x), line in zip(scales.items(), lines, strict=True)
         if tuple(x.shape) == line.shape
     ]
