@@ -311,7 +311,7 @@ def mma_configs(
     """
     (m, n, k, batch), gated, indexed = sizes, parts.gated, parts.indexed
     sums = 1 if gated is None else gated.matrices
-    of_a = Operand.parse(given[0]).dtype
+    of_a = memory_unit(Operand.parse(given[0]).dtype)
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
     groups = parts.ragged or parts.along_k
     if scaled:

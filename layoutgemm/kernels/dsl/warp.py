@@ -119,6 +119,8 @@ def multiply_warp(
     ip: object = None,
 ) -> list[cutlass.Numeric]:  # fmt: skip
     """mma.sync of an MmaAtom. 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    if ".kind::" in mma.ptx and mma.scale is None:
+        return _multiply_by_name(mma, a, b, c)
     inputs = {mma.a_dtype.name, mma.b_dtype.name}
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
@@ -160,10 +162,18 @@ def multiply_warp_scaled(
     factors    a lane's words of A's factors and of B's
     selectors  (byte-id, thread-id) of A's and of B's: see `atoms.mma.block_scales`
     """
+    return _multiply_by_name(mma, a, b, c, factors, selectors)
+
+
+def _multiply_by_name(
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric], factors: Sequence[Int32] = (),
+    selectors: Sequence[tuple[int, int]] = (),
+) -> list[cutlass.Numeric]:  # fmt: skip
+    """The instruction by its name: the DSL has none of a kind."""
     names = iter(range(2 * len(c) + len(a) + len(b) + len(factors)))
-    d, of_a, of_b, of_c = ("{" + ", ".join([f"${next(names)}" for _ in registers]) + "}" for registers in (c, a, b, c))
-    scales = ", ".join([f"${next(names)}, {{{byte}, {thread}}}" for byte, thread in selectors])
+    registers = ["{" + ", ".join([f"${next(names)}" for _ in each]) + "}" for each in (c, a, b, c)]
+    scales = [f"${next(names)}, {{{byte}, {thread}}}" for byte, thread in selectors]
     constraints = ["=f"] * len(c) + ["r"] * (len(a) + len(b)) + ["f"] * len(c) + ["r"] * len(factors)
     operands = [*map(Int32, a), *map(Int32, b), *map(Float32, c), *map(Int32, factors)]
-    text = f"{mma.ptx} {d}, {of_a}, {of_b}, {of_c}, {scales};"
+    text = f"{mma.ptx} {', '.join([*registers, *scales])};"
     return assembly(text, ",".join(constraints), operands, (Float32,) * len(c), pure=True)

@@ -128,8 +128,11 @@ def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | t
             raise OperandError(
                 f"{operand.name.lower()}: a plan of padded {operand.dtype} takes NumPy arrays of float32"
             )
-    depth = plan.k if isinstance(a, np.ndarray) else plan.k * plan.a.dtype.bits // memory_unit(plan.a.dtype).bits
-    for name, value, shape in (("a", a, (plan.rows_of_a, depth)), ("b", b, (depth, columns_of_b(plan)))):
+    of_a, of_b = [
+        plan.k if isinstance(a, np.ndarray) else plan.k * operand.dtype.bits // memory_unit(operand.dtype).bits
+        for operand in (plan.a, plan.b)
+    ]
+    for name, value, shape in (("a", a, (plan.rows_of_a, of_a)), ("b", b, (of_b, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 

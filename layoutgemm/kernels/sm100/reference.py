@@ -46,6 +46,7 @@ from ..run.hardware_model import (
     scatter_rows,
     take_tiles,
     two_to_a_byte,
+    unpadded,
 )
 from ..store import StoreChunk
 from .block_scales import BlockScales, first_chunks
@@ -60,17 +61,6 @@ def _stopped(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Sums of integers that stop at the ends of int32, as the instruction descriptor says."""
     ends = np.iinfo(np.int32)
     return np.asarray(np.clip(sums, ends.min, ends.max).astype(np.int32))
-
-
-def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """The padded elements of slots of a byte each. 16 lie packed at the start of 16 bytes.
-
-    >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
-    array([ 0,  4, 32,  0,  3], dtype=uint8)
-    """
-    each = np.unpackbits(slots.reshape(*slots.shape[:-1], -1, 16), axis=-1, bitorder="little")[..., : 16 * bits]
-    found = np.packbits(each.reshape(*each.shape[:-1], 16, bits), axis=-1, bitorder="little")
-    return found.reshape(slots.shape)
 
 
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

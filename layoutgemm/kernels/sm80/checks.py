@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import MmaAtom, ldmatrix
+from ...atoms import MmaAtom
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import (
     AccessPattern,
@@ -127,7 +127,9 @@ def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Ch
         banks.append(
             bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major)).as_check(f"banks of loads {name}")
         )
-    filled = [_copies(operand, threads), _coalesced(operand, copied)]
+    filled = [_copies(operand, threads)]
+    if operand.copy.access == operand.copy.vector_bytes or operand.copy.by_elements:
+        filled.append(_coalesced(operand, copied))  # an access of 4 bytes of every 12 leaves the others to L1: no claim
     if operand.tma is not None:
         filled = [filled_by(f"copies {name}", tile, one_matrix(operand.tma))]
     return (
@@ -138,7 +140,7 @@ def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Ch
 def _copied(operand: Sm80Operand, threads: int) -> IntArray:
     """The flat coordinates mn + MN * k of all vectors: (request, lane, element)."""
     copy, extent = operand.copy, operand.smem.extent
-    width = copy.vector_bytes // operand.unit.bytes
+    width = copy.span // operand.unit.bytes
     step = (0, 1) if operand.major == "K" else (1, 0)
     lanes, run = np.arange(threads)[:, None], np.arange(width)[None, :]
     found = []
@@ -161,8 +163,8 @@ def _copies(operand: Sm80Operand, threads: int) -> Check:
     mn, k = coords % tile.extent[0], coords // tile.extent[0]
     bytes_ = tile.byte(mn, k)
     crooked = (bytes_ != bytes_[..., :1] + np.arange(coords.shape[2]) * tile.dtype.bytes).any()
-    if crooked or (bytes_[..., 0] % copy.vector_bytes).any():
-        witness = witness or f"a vector of {copy.vector_bytes} bytes is no run of bytes of {tile}"
+    if crooked or (bytes_[..., 0] % copy.span).any():
+        witness = witness or f"a vector of {copy.span} bytes is no run of bytes of {tile}"
     away = {(i, j): tuple(int(x) for x in copy.coordinates(0, i, j)) for i, j in copy.indices}
     for index, distance in away.items():
         steps = [x - y for x, y in zip(copy.coordinates(np.arange(threads), *index),
@@ -182,6 +184,11 @@ def _coalesced(operand: Sm80Operand, copied: IntArray) -> Check:
     extent, element = operand.smem.extent, operand.unit
     # a pitch of an odd number of vectors: contiguous lines would hide what is scattered
     pitch = extent[1 if operand.major == "K" else 0] + 128 // element.bytes
+    if operand.padded:  # bytes of packed elements in global memory
+        mn, k = copied[..., 0] % extent[0], operand.memory_bytes(copied[..., 0] // extent[0])
+        run = np.arange(operand.copy.vector_bytes)
+        extent = extent[0], operand.memory_bytes(extent[1])
+        copied = mn[..., None] + extent[0] * (k[..., None] + run)
     lines = Layout(extent, (pitch, 1) if operand.major == "K" else (1, pitch))
     width = min(copied.shape[2] * element.bytes, VECTOR_BYTES)
     asked = AccessPattern(f"reads of {operand.name}", "ld.global", copied[:, :, : width // element.bytes])
@@ -223,7 +230,7 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
         away = np.asarray(how.words)
         return (np.asarray(mn)[:, None, None] + away[None, :, :1], np.asarray(k)[:, None, None] + away[None, :, 1:])
     along_k = operand.major == "K"
-    copy = ldmatrix(4, transpose=not along_k, element=operand.unit)
+    copy = operand.matrices
     width = VECTOR_BYTES * 8 // bits
     element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T  # (lane, value)
     row, inside = element // width, element % width

@@ -19,7 +19,9 @@ from ...arch import arch as arch_named
 from ...arguments import check_range, checked, shown
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import WARP
+from ...atoms.mma.base import NARROW
 from ...atoms.targets import exists_on
+from ...dtypes import u8
 from ...errors import PlanError
 from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Schedule
@@ -66,6 +68,7 @@ from .block_scales import SCALED_K, Sm80Scales, check_scales, scaled_atom, scale
 from .fragment import WarpFragment
 from .groups import check_groups as check_groups_of
 from .groups import launched_rows
+from .narrow import check_narrow, check_padded, narrow_types
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
 from .promoted import promoted_of
 from .quantized.experts import check_experts
@@ -284,7 +287,9 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
         arch     the target of the code, by any of its names; see `layoutgemm.arch`
         a, b     bf16, f16, tf32 (f32 in memory, of which the instruction reads the upper 19 bits), i8, u8, and from
-                 sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major
+                 sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major. From sm_120a on
+                 e3m2, e2m3 and e2m1 too, mixed at will with each other, e4m3 and e5m2: a "row" A and a "col" B of
+                 these, and K a multiple of 16
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
                  integer ones, and these floats behind an epilogue; row-major
         batch    matrices
@@ -302,8 +307,9 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`: see
                  `kernels.sm80.groups`
         mainloop what happens to the sum of each K block, where it is more than added: see `kernels.operands.promoted`
-        scales   "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (both e2m1): a factor for every 32 elements of K, or
-                 16, of each row of A and column of B, from sm_120a on; a "row" A and a "col" B. The launch's last words
+        scales   "mxfp8" (a and b e4m3 or e5m2), "mxf8f6f4" (those, e3m2, e2m3 and e2m1, mixed at will), "mxfp4" or
+                 "nvfp4" (both e2m1): a factor for every 32 elements of K, or 16, of each row of A and column of B, from
+                 sm_120a on; a "row" A and a "col" B. The launch's last words
                  are the factors, "scale_a" and "scale_b". See `kernels.operands.block_scales`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
@@ -499,7 +505,8 @@ def _stage_depth(
 ) -> int:
     """Elements of K in a stage: a main loop's K block, as asked, or by the type or format."""
     asked = config.tile_k or (None if form is None else SCALED_K)
-    return stage_depth(mainloop.depth if mainloop else asked, _STAGE_BYTES_OF_K, a.dtype, atom)
+    kind = a.dtype if atom.a_container is None else u8
+    return stage_depth(mainloop.depth if mainloop else asked, _STAGE_BYTES_OF_K, kind, atom)
 
 
 def _typed(
@@ -513,11 +520,13 @@ def _typed(
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
     for name, spec in (("a", a_spec), ("b", b_spec)):
-        known = tuple(_INSTRUCTIONS) if form is None else form.types
+        known = tuple(dict.fromkeys([*_INSTRUCTIONS, *NARROW])) if form is None else form.types
         if spec.dtype.name not in known:
             said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
             raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}")
-    if form is None:
+    if form is None and narrow_types(a_spec, b_spec):
+        atom = mma_sync(_INSTRUCTIONS["e4m3"], a_spec.dtype, b_spec.dtype, kind="f8f6f4")
+    elif form is None:
         check_pair(a_spec, b_spec)
         atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
     else:
@@ -525,6 +534,7 @@ def _typed(
     if not exists_on(atom.archs, target):
         raise PlanError(f"a is {a_spec.dtype}: {target.name} has no {atom.ptx}; it exists from {atom.archs[0]} on")
     check_lines(form, (a_spec, b_spec), k)
+    check_padded((a_spec, b_spec), atom, k)
     return a_spec, b_spec, atom, form
 
 
@@ -611,6 +621,7 @@ def _check_asked(
     """
     check_groups_of(asked, config, operands, order)
     check_scales(form, asked, config)
+    check_narrow(operands, asked, config)
     _check_prologue(asked, operands, config)
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:

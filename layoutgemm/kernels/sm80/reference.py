@@ -26,7 +26,7 @@ from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
 from ..ragged import Ragged
-from ..run.hardware_model import two_to_a_byte
+from ..run.hardware_model import two_to_a_byte, unpadded
 from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
@@ -252,12 +252,13 @@ def _filled(
     """
     k0, k_end = along_k
     copy, tile, size = operand.copy, operand.smem, operand.unit.bytes
-    k0, k_end = k0 // operand.per_unit, k_end // operand.per_unit
+    k0, k_end = (operand.memory_bytes(x // operand.per_unit) // size for x in (k0, k_end))
     memory = np.full(tile.bytes, 0xFF, np.uint8)
     threads = np.arange(plan.threads)
     run = np.arange(copy.vector_bytes // size)
     for index in copy.indices:
         mn, k = (np.asarray(x) for x in copy.coordinates(threads, *index))
+        k = operand.memory_bytes(k) // size
         which = np.zeros_like(mn)
         if operand.beside is not None:
             mn, which = (np.asarray(x) for x in operand.beside.source(mn))
@@ -284,6 +285,7 @@ def _filled(
 
 def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> np.ndarray:
     """Values of one depth: (block along M or N, lane, value)."""
+    tile = unpadded(tile, operand.dtype.bits) if operand.padded else tile
     raw = np.ascontiguousarray(tile[_places_read(operand, warp, step)])
     each = plan.mma.registers(operand.name)
     codes = raw.view(operand.unit.storage)
@@ -305,7 +307,7 @@ def _places_read(operand: Sm80Operand, warp: int, step: int) -> npt.NDArray[np.i
             continue
         at = _address(operand, lanes, warp, (number, step, 0))
         rows = at[:, None] + np.arange(VECTOR_BYTES)  # (row, byte)
-        copy = ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
+        copy = operand.matrices if operand.padded else ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
         element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T
         words = rows[element // VECTOR_BYTES, element % VECTOR_BYTES].reshape(WARP, 4, 4)
         if load.kind == "bytes":

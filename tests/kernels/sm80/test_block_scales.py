@@ -11,7 +11,6 @@ import pytest
 from layoutgemm import plan
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import Ragged, Sm80Config, Sm80Plan
-from layoutgemm.kernels.compile.compiler import compile_plan
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.kernels.operands.block_scales import FORMATS, blocked
 from layoutgemm.kernels.run import ampere
@@ -24,6 +23,8 @@ from tests import needs
 
 PART, BYTES = Sm80Config((32, 64), warps=(2, 2), ahead=False), Sm80Config((64, 32), warps=(4, 1), align=(1, 1, 4))
 SMALL, WIDE = Sm80Config((64, 64), warps=(2, 2)), Sm80Config((128, 128), warps=(2, 4))
+HALVED: dict[str, Any] = {"epilogue": Epilogue(Scale())}
+slow = [needs.DSL, needs.C_COMPILER, pytest.mark.slow]
 STEPS: dict[str, Any] = {"epilogue": Epilogue(Scale()), "order": "lower"}
 DEEP, LARGE = Sm80Config((64, 32), 256, warps=(4, 1)), Sm80Config((128, 256), warps=(2, 4))
 FORMS: dict[str, tuple[str, tuple[int, int, int, int], Sm80Config | None, dict[str, Any]]] = {
@@ -34,6 +35,8 @@ FORMS: dict[str, tuple[str, tuple[int, int, int, int], Sm80Config | None, dict[s
     "mxfp8": ("mxfp8", (130, 72, 264, 1), WIDE, {}),
     "mxfp8 of two types, few rows": ("mxfp8", (10, 140, 136, 1), None, {"a": "e5m2", "b": "e4m3:col"}),
     "mxfp8, bytes of any alignment": ("mxfp8", (50, 33, 99, 1), BYTES, {}),
+    "e4m3 times e2m1": ("mxf8f6f4", (130, 72, 272, 1), None, {"a": "e4m3", "b": "e2m1:col"}),
+    "e3m2 times e2m3, a batch": ("mxf8f6f4", (40, 72, 144, 2), PART, {"a": "e3m2", "b": "e2m3:col"}),
     "mxfp8, an epilogue, an order": ("mxfp8", (80, 90, 72, 1), SMALL, STEPS),
 }
 
@@ -90,6 +93,30 @@ def test_the_kernel_is_exact(name: str) -> None:
     is_exact(name, "emulator")
 
 
+NARROW: dict[str, tuple[tuple[int, int, int, int], Sm80Config | None, dict[str, Any]]] = {
+    "e2m1 times rows of e5m2": ((70, 40, 176, 1), SMALL, {"a": "e2m1", "b": "e5m2"}),
+    "e2m3 times e3m2, a batch": ((70, 40, 208, 2), PART, {"a": "e2m3", "b": "e3m2:col"}),
+    "columns of e4m3 times e2m1": ((40, 136, 144, 1), None, {"a": "e4m3:col", "b": "e2m1:col", **HALVED}),
+}
+
+
+@pytest.mark.parametrize("device", ["reference", pytest.param("emulator", marks=[*slow])])
+@pytest.mark.parametrize("name", NARROW)
+def test_elements_of_six_and_four_bits_are_padded(name: str, device: str) -> None:
+    (m, n, k, batch), config, more = NARROW[name]
+    made = plan(m, n, k, batch=batch, arch="rtx-5090", config=config, **{"c": "f32", **more})
+    assert made.check().require() and "kind::f8f6f4" in made.explain()
+    front, rng = (batch,) * (batch > 1), np.random.default_rng(5)
+    a, b = (  # all values of narrow types, whose sums are exact in float32
+        np.asarray(kind.decode(rng.integers(0, 1 << kind.bits, (*front, *shape)).astype(np.uint8)), np.float32)
+        if kind.bits < 8
+        else rng.integers(-3, 4, (*front, *shape)).astype(np.float32)
+        for kind, shape in zip((made.a.dtype, made.b.dtype), ((m, k), (k, n)), strict=True)
+    )
+    found = made.run(a, b, given={"alpha": 0.5} if made.epilogue else {}, device=device).c
+    assert np.array_equal(found, np.matmul(a, b, dtype=np.float64) * (0.5 if made.epilogue else 1))
+
+
 def test_values_elsewhere_fail_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = derived("mxfp4, parts of a chunk, a batch")
     wrong: dict[str, Any] = {
@@ -114,6 +141,12 @@ def test_values_elsewhere_fail_their_checks(monkeypatch: pytest.MonkeyPatch) -> 
         ({"a": "e4m3"}, "b is e4m3 row-major: factors lie along K"),
         ({"a": "e2m1", "b": "e2m1:col"}, "a is e2m1; scales = 'mxfp8': the kernel multiplies e4m3, e5m2"),
         ({"scales": "mxfp4", "a": "e2m1", "b": "e2m1:col", "k": 65}, "pad K to 66"),
+        ({"scales": "mxf8f6f4", "b": "e2m3:col", "k": 72}, "16 elements of e2m3 are copied together; pad K to 80"),
+        ({"scales": None, "a": "e2m1", "k": 64, "b": "bf16:col"}, "a is e2m1 and b bf16: no instruction multiplies"),
+        ({"scales": None, "a": "e3m2:col"}, "a is e3m2 col-major: padded elements are copied along K here"),
+        ({"scales": None, "a": "e3m2", "arch": "ada"}, "sm_89 has no mma.sync.*kind::f8f6f4"),
+        ({"scales": None, "a": "e3m2", "gated": "silu"}, "gated: the mma.sync kernel has none of e3m2 and e4m3"),
+        ({"scales": None, "a": "e2m1", "config": replace(SMALL, align=(4, 16, 16))}, "are 8 bytes; align A and B to 8"),
         ({"arch": "ada"}, "no mma.sync has block scales before sm_120a"),
         ({"config": Sm80Config((96, 128), warps=(2, 4))}, "96 of M in a tile: .* a multiple of that, or 16, 32 or 64"),
         ({"config": replace(SMALL, tile_k=64)}, "tile_k = 64: a chunk of mxfp8 has .* 128 of K"),
@@ -137,11 +170,15 @@ def test_refusals(options: dict[str, Any], text: str) -> None:
 
 @needs.DSL
 @pytest.mark.slow
-def test_products_read_words_of_a_lane_and_no_more() -> None:
-    made = derived("mxfp8")
-    text = str(compile_plan(made).ptx)
-    assert text.count(made.mma.ptx) >= 16 * made.steps and "ld.local" not in text
-    assert compile_plan(derived("nvfp4", "sm_121a")).plan.arch.name == "sm_121a"
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "e4m3 times e2m1"])
+def test_the_code_matches_the_plan(name: str) -> None:
+    made = derived(name, "sm_121a")
+    compiled = made.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    assert sass.count("QMMA") + sass.count("OMMA") >= len(made.products) * made.steps
+    words = [x for x in sass.instructions if x.opcode == "LDS" and not x.predicate]  # of a K tile, and of the first depth
+    assert made.scales is not None and len(words) == (made.scales.chunks + 1) * made.scale_registers
 
 
 @needs.DSL

@@ -488,6 +488,9 @@ class Copies(bridge.Rebuilt):
         copy, size = self.copy, self.operand.unit.bytes
         if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
             rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in range(copy.parts[0])]
+            if self.operand.padded:
+                own = self.operand.memory_bytes(depth)
+                return [matrix + (Int64(row) * pitch + own) for row in rows], []
             return [matrix + (Int64(row) * pitch + depth) * size for row in rows], []
         return [
             matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + mn)) * size for j in range(copy.parts[1])
@@ -512,7 +515,7 @@ class Copies(bridge.Rebuilt):
     def step_of(self, pitch: Int64) -> Int64:
         """Bytes of global memory from one k tile to the next."""
         size, depth = self.operand.unit.bytes, self.operand.smem.extent[1]
-        return Int64(depth * size) if self.by_k else depth * size * pitch
+        return Int64(self.operand.memory_bytes(depth)) if self.by_k else depth * size * pitch
 
     @property
     def step(self) -> Int64:
@@ -531,7 +534,9 @@ class Copies(bridge.Rebuilt):
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:
         """The address of a vector, `offset` bytes along K from the first K tile's."""
         (i, j), (mn, k), size = index, self.away[index], self.operand.unit.bytes
-        return self.anchors[i] + offset + k * size if self.by_k else self.anchors[j] + offset + mn * size
+        if self.by_k:
+            return self.anchors[i] + offset + self.operand.memory_bytes(k)
+        return self.anchors[j] + offset + mn * size
 
     def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
@@ -543,13 +548,16 @@ class Copies(bridge.Rebuilt):
         there = (left if self.operand.per_unit == 1 else left // self.operand.per_unit) - self.others[0] - k
         source = self.source(index, offset)
         if self.by_k:
-            valid = clamp(there * size, width)
+            valid = clamp(self.operand.memory_bytes(there), width)
             if self.rooms:
                 valid = cutlass.min(valid, self.rooms[i])
         else:
             valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))
         if not self.copy.by_elements:
-            ampere.copy_bytes(destination, source, width, valid)
+            each = self.copy.access
+            for at in range(0, width, each):
+                own = valid if each == width else clamp(valid - at, each)
+                ampere.copy_bytes(destination + at if at else destination, source + at if at else source, each, own)
             return
         bits, per_word = size * 8, 4 // size
         words = []
@@ -636,7 +644,7 @@ class Loads(bridge.Rebuilt):
 
     def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
         """Addresses of the lane in the tile of the first stage. `warp` is the warp's number along M or N."""
-        self.load, tile = operand.load, operand.smem
+        self.operand, self.load, tile = operand, operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
         late = lane % 4 >= 2
         self.selectors = [
@@ -653,7 +661,12 @@ class Loads(bridge.Rebuilt):
             if load.words:
                 found += [ampere.load_word(self.place(stage, (number, step, w))) for w in range(len(load.words))]
                 continue
-            words = ampere.load_fragment(self.place(stage, (number, step, 0)), load.kind != "ldmatrix")
+            place = self.place(stage, (number, step, 0))
+            if self.operand.padded:
+                low = present(self.operand.container).low
+                found += [word << low if low else word for word in ampere.load_padded(place, self.operand.matrices)]
+                continue
+            words = ampere.load_fragment(place, load.kind != "ldmatrix")
             if load.kind == "bytes":  # of each half of K the even neighbours along M or N, and the odd ones
                 parted = [
                     [ampere.permute(words[2 * half], words[2 * half + 1], selector) for half in range(2)]

@@ -142,19 +142,19 @@ class ScaledLoads(Loads):
         """
         of, scales = (plan.a, plan.b)[operand], present(plan.scales)
         super().__init__(of, (plan.smem.a_offset, plan.smem.b_offset)[operand], lane, warp)
-        self.scales, self.operand, self.places = scales, operand, scales.places(operand, of.warps)
+        self.scales, self.number, self.places = scales, operand, scales.places(operand, of.warps)
         begins = plan.smem.scales_offset + scales.offset(operand) + scales.inside(operand, first)
         self.factors = [begins + scales.word(operand, lane, warp, index) for index in self.places.bases]
         self.words: list[Int32] = []
 
     def begin(self, held: list[Int32]) -> None:
         """Begin a K tile, whose first depth's words are the last of `held`."""
-        self.words = held[len(held) - self.scales.registers(self.operand) :] if held else []
+        self.words = held[len(held) - self.scales.registers(self.number) :] if held else []
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, then the words that have its factors."""
         chunk, later = divmod(step, self.scales.depths)
         if not later:
-            places = [self.places.of[r, chunk] for r in range(self.scales.registers(self.operand))]
+            places = [self.places.of[r, chunk] for r in range(self.scales.registers(self.number))]
             self.words = [ampere.load_word(stage + self.factors[base] + constant) for base, constant in places]
         return [*super().fragments(stage, step), *self.words]
