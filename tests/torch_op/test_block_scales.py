@@ -32,7 +32,7 @@ slow = [needs.DSL, needs.C_COMPILER, pytest.mark.dsl, pytest.mark.slow]
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 FORMS = {"mxfp8": ("e4m3", "e5m2", "ue8m0", 32), "mxfp4": ("e2m1", "e2m1", "ue8m0", 32),
-         "nvfp4": ("e2m1", "e2m1", "ue4m3", 16)}  # fmt: skip
+         "nvfp4": ("e2m1", "e2m1", "ue4m3", 16), "mxf8f6f4": ("e4m3", "e2m1", "ue8m0", 32)}  # fmt: skip
 TYPES = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": PAIRS, "ue8m0": E8M0, "ue4m3": E4M3}
 
 
@@ -153,6 +153,8 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (NV, {"scale_b": None}, OperandError, "scale_b is missing"),
     (NV, {"scale_b": NV.scale_b.view(torch.uint8)}, OperandError, r"bytes of e8m0 are scale_b.view"),
     (NV, {"scale_a": NV.scale_a.view(E8M0)}, OperandError, "formats are mxfp8: float8_e4m3fn and float8_e5m2 with"),
+    (MX, {"b": NV.b, "scale_a": NV.scale_a, "scale_b": NV.scale_b}, OperandError, "mxf8f6f4: float8_e4m3fn and float8"),
+    (MX, {"b": NV.b[:80], "scale_b": MX.scale_b}, TensorError, "a byte of torch.float4_e2m1fn_x2 has two elements of"),
     (NV, {"recipe_a": "BlockWise1x32"}, OperandError, "recipe_a BlockWise1x32: .* is nvfp4, BlockWise1x16"),
     (NV, {"recipe_a": "BlockWise1x12"}, OperandError, "recipe_a 'BlockWise1x12': do you mean 'BlockWise1x"),
     (NV, {"recipe_a": ["BlockWise1x16", "TensorWise"]}, OperandError, r"scale_a is 1 tensor\(s\)"),
@@ -160,7 +162,7 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (NV, {"swizzle_b": 3}, OperandError, "swizzle_b is a int; it is a SwizzleType of torch"),
     (NV, {"swizzle_a": "SWIZZLE_32_4_4"}, TensorError, r"scale_a has shape \[40, 12\]: .* 1 \* 1 \* 3 \* 512 = 1536"),
     (NV, {"scale_a": NV.scale_a[:39]}, TensorError, r"scale_a has shape \[39, 12\]: nvfp4 takes \[40, 12\], a factor"),
-    (NV, {"b": NV.b[:95]}, TensorError, "a byte has two elements of K, of a and of b"),
+    (NV, {"b": NV.b[:95]}, TensorError, "a byte of torch.float4_e2m1fn_x2 has two elements of K"),
     (NV, {"scale_a": [NV.scale_a] * 3}, OperandError, "scale_a is 3 tensors"),
     (NV, {"scale_a": [NV.scale_a, HALF.double()]}, OperandError, r"scale_a\[1\] is torch.float64 of shape \[\]"),
     (NV, {"scale_a": [NV.scale_a, 2.0]}, OperandError, "global_a is a builtins.float"),
@@ -278,9 +280,9 @@ GROUPS = {form: DrawnGroups(form) for form in ("mxfp8", "nvfp4")}
 OF_EACH = torch.arange(3.0 * 48).reshape(3, 48) % 5
 
 
-@pytest.mark.parametrize("form", GROUPS)
+@pytest.mark.parametrize("form", [*GROUPS, "mxf8f6f4"])
 def test_groups_have_factors_in_both_orders(form: str) -> None:
-    of = GROUPS[form]
+    of = GROUPS.get(form) or DrawnGroups(form)
     biased = (of.want + OF_EACH.repeat_interleave(torch.tensor(of.sizes), 0)).relu()
     flat = {"scale_a": of.flat_a, "scale_b": of.flat_b}
     assert torch.equal(of(), of.want) and torch.equal(of(**flat), of.want)
@@ -423,6 +425,11 @@ def test_its_gate_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatc
     assert len(made) == 1 and ("by torch" in name) == (made[0][0].gated is None)
 
 
+MIXED = Drawn("mxf8f6f4", 40, 48, 256)
+CASES["mxf8f6f4"] = (lambda: scaled_matmul(*MIXED.as_torch, config=ASKED, out_dtype=F32), MIXED.want)
+CASES["mxf8f6f4, turned, a bias"] = (
+    lambda: scaled_matmul(MIXED.b.mT, MIXED.scale_b, MIXED.a.mT, MIXED.scale_a, bias=BIAS[:40], config=ASKED,
+                          out_dtype=F32), MIXED.want.mT + BIAS[:40])  # fmt: skip
 CASES["nvfp4, an epilogue"] = (
     lambda: with_steps(NV, NV.as_torch, config=ASKED)[0], (NV.want + RESIDUAL).relu(),
 )  # fmt: skip
@@ -465,6 +472,8 @@ BY_MMA: dict[str, Any] = {
     "mxfp8, N contiguous, bias": (
         lambda: scaled_matmul(MX.a, MX.scale_a, MX.b.contiguous(), MX.scale_b, bias=BIAS, activation="relu",
                               out_dtype=F32), (MX.want + BIAS).relu()),
+    "mxf8f6f4": (lambda: scaled_matmul(*MIXED.given, out_dtype=F32), MIXED.want),
+    "mxf8f6f4, an epilogue": (lambda: with_steps(MIXED, MIXED.as_torch)[0], (MIXED.want + RESIDUAL).relu()),
     "mxfp4, a batch": (lambda: scaled_matmul(*FOURS.given, out_dtype=F32), FOURS.want),
     "nvfp4, scales of all": (
         lambda: scaled_matmul(NV.a, [NV.as_torch[1], HALF], NV.b, [NV.scale_b, FOUR], **LEVELS, bias=BIAS,

@@ -49,6 +49,7 @@ from .block_factors import (
     PLAIN_ORDER,
     FactorLines,
     block_sums,
+    depth_of_b,
     elements_of_k,
     format_of,
     listed_types,
@@ -201,9 +202,9 @@ def checked_block_scaled(
     refuse_derivatives(of.named, WAY_OUT)
     a, b = of.a, of.b
     form = format_of(of.a, of.scale_a, of.b, of.scale_b, options[:2])
-    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or elements_of_k(a) != depth_of_b(b) or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
-        pairs = "; a byte has two elements of K, of a and of b" if a.dtype == PAIRS else ""
+        pairs = f"; a byte of {PAIRS} has two elements of K" if PAIRS in (a.dtype, b.dtype) else ""
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both{pairs}")
     kind = stored_as(torch.float8_e4m3fn, out_dtype, a.dtype)
     front, k = tuple(a.shape[:-2]), elements_of_k(a)

@@ -114,7 +114,7 @@ def explain_own_epilogue(
         plan, why, _ = own_plan(made._replace(steps=whole), finish.fast, every, config)
         reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
         if call.recipes.by_instruction:
-            form = format_by_recipe(of.a.dtype, call.recipes.a)
+            form = format_by_recipe(of.a, of.b, call.recipes.a)
             reason = _applied(form.name)
             copies += copied_factors(factor_lines(of.a, of.b, form), of.scales)
         elif promotes(call, finish.fast):
@@ -173,7 +173,7 @@ def _scaled(
         plan, why = plan_of(call, a, b, finish, config)
         reason = "exact sums"
         if call.recipes.by_instruction:
-            form = format_by_recipe(a.dtype, call.recipes.a)
+            form = format_by_recipe(a, b, call.recipes.a)
             reason = _applied(form.name)
             copies += copied_factors(factor_lines(a, b, form), scales)
         elif call.recipes.in_mainloop:

@@ -10,14 +10,14 @@ import pytest
 
 from layoutgemm import plan
 from layoutgemm.errors import PlanError
-from layoutgemm.kernels import Ragged, Sm80Config, Sm80Plan
+from layoutgemm.kernels import Ragged, Sm80Config, Sm80Plan, Sm100Config
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.kernels.operands.block_scales import FORMATS, blocked
-from layoutgemm.kernels.run import ampere
-from layoutgemm.kernels.run.arrays import check_shapes
+from layoutgemm.kernels.run import ampere, tensor_maps
+from layoutgemm.kernels.run.arrays import check_shapes, raw_bits
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.epilogue_operands import words_of_tensors
-from layoutgemm.kernels.run.torch_tensors import launch_of
+from layoutgemm.kernels.run.torch_tensors import launch_of, torch_type
 from layoutgemm.kernels.sm80.block_scales import Sm80Scales
 from tests import needs
 
@@ -177,34 +177,42 @@ def test_the_code_matches_the_plan(name: str) -> None:
     sass, used = compiled.sass(), compiled.resources
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
     assert sass.count("QMMA") + sass.count("OMMA") >= len(made.products) * made.steps
-    words = [x for x in sass.instructions if x.opcode == "LDS" and not x.predicate]  # of a K tile, and of the first depth
+    words = [x for x in sass.instructions if x.opcode == "LDS" and not x.predicate]
     assert made.scales is not None and len(words) == (made.scales.chunks + 1) * made.scale_registers
 
 
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.slow
-def test_torchs_tensors_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float4_e2m1fn_x2 and float8_e4m3fn, two elements of K and blocked factors to a byte: CPU tensors for a GPU's."""
+@pytest.mark.parametrize("name", ["nvfp4", "e4m3 times e2m1", "e3m2 times e2m3, a batch", "sm_100a"])
+def test_torchs_tensors_are_read_where_they_lie(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float4_e2m1fn_x2 has two elements of K, uint8 packed ones of 6 bits, and factors are blocked: CPU tensors."""
     torch = needs.module("torch")
-    monkeypatch.setattr(ampere, "resident", lambda index, blocks: 2)
-    made = derived("nvfp4")
-    assert made.scales is not None
-    a, b, given, want = operands(made)
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("torch has no 4-bit floats before 2.8")
+    for path in (ampere, tensor_maps):
+        monkeypatch.setattr(path, "resident", lambda index, blocks: 2)
+    made: Any = (
+        derived(name)
+        if name != "sm_100a"
+        else plan(
+            40, 24, 128, arch="b200", a="e3m2", b="e2m1:col", c="f32", scales="mxf8f6f4", config=Sm100Config((128, 128))
+        )
+    )
+    a, b, given, want = operands(made)
 
-    def packed(x: np.ndarray) -> Any:
-        codes = made.a.dtype.encode(x)
-        padded = np.zeros((len(x), 112), np.uint8)  # lines at multiples of 16 bytes
-        padded[:, :100] = codes[..., ::2] | codes[..., 1::2] << 4
-        return torch.from_numpy(padded)[:, :100].view(torch.float4_e2m1fn_x2)
+    def lying(operand: Any, lines: np.ndarray) -> Any:
+        bits = raw_bits(operand, lines)
+        pitch = -(-bits.shape[-1] // 32) * 32
+        memory = torch.zeros(*bits.shape[:-1], pitch, dtype=torch.uint8)[..., : bits.shape[-1]]
+        memory.copy_(torch.from_numpy(bits))
+        return memory.view(torch_type(operand.dtype))
 
+    factors = torch_type(made.scales.format.scale)
     scales = {
-        name: torch.from_numpy(blocked(made.scales.format.scale.encode(x))).view(torch.float8_e4m3fn)
-        for name, x in given.items()
+        name: torch.from_numpy(blocked(made.scales.format.scale.encode(x))).view(factors) for name, x in given.items()
     }
-    left, right = packed(a), packed(np.ascontiguousarray(b.T)).T
+    left, right = lying(made.a, a), lying(made.b, b.swapaxes(-1, -2)).mT
     check_shapes(made, left, right)
     ready = launch_of(made, left, right, None, True, words_of_tensors(made, scales, left.device))
     memory = {x.data_ptr(): x.view(torch.uint8).numpy() for x in (*ready.read, *scales.values())}
