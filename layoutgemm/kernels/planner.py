@@ -315,7 +315,7 @@ def mma_configs(
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
     groups = parts.ragged or parts.along_k
     if scaled:
-        rule = scaled_candidates(m, n, batch)
+        rule = scaled_candidates(m, n, batch, of_c)
     elif groups is None:
         rule = candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c)
     else:

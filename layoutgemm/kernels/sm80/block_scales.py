@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...arguments import shown
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.mma.sync import FORMS
@@ -147,6 +148,7 @@ class Sm80Scales(BlockedFactors):
 def scaled_atom(form: ScaleFormat, a: DType | str, b: DType | str) -> MmaAtom:
     """The instruction for two types of elements.
 
+    >>> from layoutgemm.kernels.operands.block_scales import scale_format
     >>> print(scaled_atom(scale_format("nvfp4"), "e2m1", "e2m1"))
     mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3
     """
@@ -167,7 +169,7 @@ def scales_of(
     for name, extent in zip("MN", tile[:2], strict=True):
         if extent % CHUNK_ROWS and CHUNK_ROWS % extent:
             raise PlanError(
-                f"{extent} of {name} in a tile: scales = {form.name!r} have chunks of {CHUNK_ROWS}; take a multiple of "
+                f"{extent} of {name} in a tile: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; take a multiple of "
                 "that, or 16, 32 or 64"
             )
     groups = tile_count(tile[0], CHUNK_ROWS), tile_count(tile[1], CHUNK_ROWS)
@@ -185,6 +187,6 @@ def check_scales(form: ScaleFormat | None, asked: Asked, config: object) -> None
     check_settings(config, "a product with block scales takes", loads="cp.async", persistent=False)
     if taken := [PARTS[part][0] for part in asked.parts if part not in BESIDE]:
         raise PlanError(
-            f"{taken[0]}: the mma.sync kernel has none with scales = {form.name!r}; it takes an epilogue, an order, "
+            f"{taken[0]}: the mma.sync kernel has none with scales = {shown(form.name)}; it takes an epilogue, an order, "
             "a batch"
         )

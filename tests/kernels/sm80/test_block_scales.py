@@ -168,6 +168,16 @@ def test_refusals(options: dict[str, Any], text: str) -> None:
         plan(64, 64, given.pop("k"), **given)
 
 
+def test_the_rule_has_a_plan_for_few_rows_and_few_tiles() -> None:
+    for form in FORMATS.values():
+        kind = form.types[0]
+        tiles = [
+            plan(m, 4096, 512, arch="spark", a=kind, b=f"{kind}:col", c="bf16", scales=form).tile[:2]
+            for m in (1, 16, 300, 4096)
+        ]
+        assert tiles == [(16, 128), (16, 128), (64, 64), (128, 128)]
+
+
 @needs.DSL
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "e4m3 times e2m1"])
