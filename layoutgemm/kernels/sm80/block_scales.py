@@ -169,8 +169,8 @@ def scales_of(
     for name, extent in zip("MN", tile[:2], strict=True):
         if extent % CHUNK_ROWS and CHUNK_ROWS % extent:
             raise PlanError(
-                f"{extent} of {name} in a tile: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; take a multiple of "
-                "that, or 16, 32 or 64"
+                f"{extent} of {name} in a tile: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; take a multiple "
+                "of that, or 16, 32 or 64"
             )
     groups = tile_count(tile[0], CHUNK_ROWS), tile_count(tile[1], CHUNK_ROWS)
     m, n, _ = atom.shape_mnk
@@ -187,6 +187,6 @@ def check_scales(form: ScaleFormat | None, asked: Asked, config: object) -> None
     check_settings(config, "a product with block scales takes", loads="cp.async", persistent=False)
     if taken := [PARTS[part][0] for part in asked.parts if part not in BESIDE]:
         raise PlanError(
-            f"{taken[0]}: the mma.sync kernel has none with scales = {shown(form.name)}; it takes an epilogue, an order, "
-            "a batch"
+            f"{taken[0]}: the mma.sync kernel has none with scales = {shown(form.name)}; it takes an epilogue, an "
+            "order, a batch"
         )
