@@ -219,8 +219,8 @@ def plan(
     )  # fmt: skip
     if chosen is not None:
         return derive(config=chosen)
-    rule = mma_configs((m, n, k, batch), target, (a, c), parts, scales is not None)
-    return _first(partial(derive, config=config) for config in rule)
+    by_mma = mma_configs((m, n, k, batch), target, (a, c), parts, scales is not None)
+    return _first(partial(derive, config=config) for config in by_mma)
 
 
 def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:

@@ -154,9 +154,9 @@ def multiply_warp(
 
 
 def multiply_warp_scaled(
-    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[Float32], factors: tuple[Int32, Int32],
-    selectors: tuple[tuple[int, int], tuple[int, int]],
-) -> list[Float32]:  # fmt: skip
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric],
+    factors: Sequence[Int32], selectors: Sequence[tuple[int, int]],
+) -> list[cutlass.Numeric]:  # fmt: skip
     """mma.sync with block scales of an MmaAtom. 32-bit registers of A, B and C -> those of D.
 
     factors    a lane's words of A's factors and of B's

@@ -169,8 +169,8 @@ def scales_of(
     for name, extent in zip("MN", tile[:2], strict=True):
         if extent % CHUNK_ROWS and CHUNK_ROWS % extent:
             raise PlanError(
-                f"{extent} of {name} in a tile: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; take a multiple "
-                "of that, or 16, 32 or 64"
+                f"{extent} of {name} in a tile: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; take a "
+                "multiple of that, or 16, 32 or 64"
             )
     groups = tile_count(tile[0], CHUNK_ROWS), tile_count(tile[1], CHUNK_ROWS)
     m, n, _ = atom.shape_mnk

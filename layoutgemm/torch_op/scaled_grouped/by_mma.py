@@ -112,8 +112,8 @@ def _plan(
     parts = PlanParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
     rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
     refused: LayoutError | None = None
-    rule = mma_configs((rows, n, k, batch), arch(code), (a, c), parts, of.form is not None)
-    for each in rule if config is None else [config]:
+    by_rule = mma_configs((rows, n, k, batch), arch(code), (a, c), parts, of.form is not None)
+    for each in by_rule if config is None else [config]:
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=each, epilogue=of.epilogue, gated=gated,

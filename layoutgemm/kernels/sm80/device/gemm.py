@@ -46,16 +46,21 @@ from .epilogue import RowPlaces, Sm80Epilogue
 from .steps import finished
 
 
-class _TileCopies(Protocol):
+class TileCopies(Protocol):
     """A thread's copies of an operand's K tiles.
 
     step  is added to the offset from one K tile to the next
     """
 
     @property
-    def step(self) -> Int64: ...
-    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]: ...
-    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
+    def step(self) -> Int64:
+        """See the class."""
+
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
+        """A function for each copy of one K tile."""
+
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
+        """All copies of one K tile."""
 
 
 class DepthLoads(Protocol):
@@ -277,14 +282,14 @@ class Sm80GemmKernel(TileEntry):
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
-    ) -> _TileCopies:
+    ) -> TileCopies:
         """A thread's copies of A, whose tile begins at row `start`; `words` are the launch's."""
         return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(
         self, thread: Int32, b: Int64, ldb: Int64, place: tuple[Int32, Int32], n: Int32, k: Int32,
         words: tuple[Int64, ...],
-    ) -> _TileCopies:  # fmt: skip
+    ) -> TileCopies:  # fmt: skip
         """A thread's copies of B.
 
         place  its tile's first column, and its matrix;   words   the launch's
@@ -640,7 +645,7 @@ def clamp(value: Int32, most: int) -> Int32:
 class Loads(bridge.Rebuilt):
     """A lane's loads of one operand's fragments."""
 
-    held = ("bases", "selectors")
+    held: tuple[str, ...] = ("bases", "selectors")
 
     def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
         """Addresses of the lane in the tile of the first stage. `warp` is the warp's number along M or N."""

@@ -24,7 +24,7 @@ from ...operands.block_scales import CHUNK_ROWS, NAMES
 from ...plan import present, tile_count
 from ..plan import Sm80Plan
 from .fused import Sm80FusedKernel
-from .gemm import Copies, Loads
+from .gemm import Loads, TileCopies
 
 
 class Sm120ScaledKernel(Sm80FusedKernel):
@@ -68,10 +68,10 @@ class Sm120ScaledKernel(Sm80FusedKernel):
         """One instruction, with the factors of its rows and columns."""
         scales, words, selectors = present(self.plan.scales), [], []
         for operand, of in enumerate(fragments):
-            register, *ids = scales.selected(operand, block[operand], step)
+            register, byte_id, thread_id = scales.selected(operand, block[operand], step)
             words.append(of[register - scales.registers(operand)])
-            selectors.append(tuple(ids))
-        return bridge.multiply_warp_scaled(self.plan.mma, *registers, tuple(words), tuple(selectors))
+            selectors.append((byte_id, thread_id))
+        return bridge.multiply_warp_scaled(self.plan.mma, *registers, words, selectors)
 
 
 class ScaledCopies(bridge.Rebuilt):
@@ -80,8 +80,8 @@ class ScaledCopies(bridge.Rebuilt):
     held = ("base", "sources", "chunks", "others")
 
     def __init__(
-        self, plan: Sm80Plan, base: Copies, operand: int, thread: Int32, factors: Int64, start: Int32, extent: Int32,
-        k: Int32,
+        self, plan: Sm80Plan, base: TileCopies, operand: int, thread: Int32, factors: Int64, start: Int32,
+        extent: Int32, k: Int32,
     ):  # fmt: skip
         """Addresses of the thread's vectors of factors at K = 0.
 
