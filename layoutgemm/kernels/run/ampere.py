@@ -24,7 +24,7 @@ from .occupancy import resident
 from .operand_checks import tensor_misfit
 from .partial import written_tensor
 from .result import GemmResult
-from .torch_tensors import OperandPath
+from .torch_tensors import OperandPath, copyable
 
 if TYPE_CHECKING:
     import torch
@@ -123,8 +123,7 @@ def lines_of(
         unit = max(1, align // size)
         width = -(-lines.shape[-1] // unit) * unit
         made = torch.empty((*lines.shape[:-1], width), dtype=tensor.dtype, device=tensor.device)[..., : lines.shape[-1]]
-        plain = [x.view(torch.uint8) if size == 1 else x for x in (made, lines)]  # torch copies no 4-bit floats
-        plain[0].copy_(plain[1])
+        copyable(made).copy_(copyable(lines))
         lines = made
     leading, pitch = _distances(lines)
     if lines.shape[-2] == 1:  # one line has no pitch; a tensor map wants one that it takes

@@ -8,7 +8,7 @@ from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ..alignment import rows_misfit
-from ..derive import OperandPlan, memory_unit, padded_leading
+from ..derive import OperandPlan, is_padded, memory_unit, padded_leading
 from ..grouped.stores import without_groups
 from ..operands.gated import as_one_matrix
 from ..plan import GemmPlan, present
@@ -19,7 +19,7 @@ from .cpu import run_on_cpu
 from .occupancy import resident
 from .operand_checks import tensor_misfit
 from .partial import written_tensor
-from .torch_tensors import OperandPath
+from .torch_tensors import OperandPath, copyable
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def tma_operand(
     rows, extent = lines.shape[-2:]
     leading, pitch = _distances(lines, memory_unit(operand.dtype))
     made = padded_leading(memory_unit(operand.dtype), extent)
-    rule = tensor_misfit(tensor, operand.order, operand.tma.kind.unit)
+    rule = tensor_misfit(tensor, operand.order, operand.tma.kind.unit if is_padded(operand) else STRIDE_UNIT)
     if not rule and lines.ndim > 2 and pitch <= 0:
         rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
     if not rule and lines.ndim > 2 and all(_has_rows_alone(tma) for tma in operand.copies):
@@ -85,15 +85,12 @@ class LineCopy(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The lines (..., lines, elements), copied from a tensor (..., rows, columns)."""
-        import torch
-
         lines = tensor.transpose(-1, -2) if self.transposed else tensor
         if len(self.matrices) > lines.ndim - 2:
             lines = lines.expand(*self.matrices, *lines.shape[-2:])
         *front, extent = lines.shape
         made = tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent)
-        into, of = (x.view(torch.uint8) if x.element_size() == 1 else x for x in (made, lines))
-        into.copy_(of)  # as bytes: torch copies no 4-bit floats
+        copyable(made).copy_(copyable(lines))
         return made
 
 
@@ -106,7 +103,7 @@ def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
 
 def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
-    if operand.padded:  # whose map counts elements
+    if is_padded(operand):  # whose map counts elements
         bits = operand.dtype.bits
         leading, pitch, shape = leading * 8 // bits, pitch * 8 // bits, (shape[0] * 8 // bits, *shape[1:])
     for tma in operand.copies:

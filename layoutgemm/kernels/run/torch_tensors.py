@@ -67,6 +67,13 @@ def torch_type(dtype: DType) -> torch.dtype:
     return getattr(torch, TORCH_NAMES[dtype.name])
 
 
+def copyable(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, as bytes where its elements have 4 bits: torch copies none of these."""
+    import torch
+
+    return x.view(torch.uint8) if str(x.dtype) == f"torch.{TORCH_NAMES['e2m1']}" else x
+
+
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
     """(True if a GPU of this machine runs the plan or level, the reason)."""
     if importlib.util.find_spec("torch") is None:
