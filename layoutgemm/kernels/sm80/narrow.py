@@ -7,8 +7,8 @@ Kinds f8f6f4 and mxf8f6f4 of sm_120a:
 The instruction takes e2m1 in the middle four bits of a byte, and six-bit elements in the lower six: an atom's
 `Container`. ldmatrix leaves both in the low bits. A line is whole groups of 16 elements.
 
-Sources: PTX ISA, "ldmatrix" and "mma", alternate floating-point formats. No device of this architecture has run it: the
-emulator and ptxas have.
+Sources: PTX ISA, "ldmatrix" and "mma", alternate floating-point formats; cute/atom/mma_traits_sm120.hpp. No device of
+this architecture has run it: the emulator and ptxas have.
 """
 
 from __future__ import annotations
