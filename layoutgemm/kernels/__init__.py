@@ -33,6 +33,7 @@ weights. fp8 and gates are two kernels beside products; teaching and ladder have
 
 from .derive import Operand
 from .indexed.rows import IndexedRows, RowIndices
+from .operands.block_scales import ScaleFormat
 from .operands.combined import Combined
 from .operands.prologue import Prologue, PrologueOperand
 from .operands.promoted import Promoted, Table
@@ -47,7 +48,7 @@ from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.quantized.feature_parts import FeatureParts
 from .sm90.triangular.operands import Triangles
-from .sm100.block_scales import BlockScales, ScaleFormat
+from .sm100.block_scales import BlockScales
 from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan

@@ -144,8 +144,8 @@ def tiles_of_k(plan: GemmPlan, said: str, rest: str, method: str = "arithmetic",
     """
     depth = plan.tile[2]
     count = -(-plan.k // depth)
-    deep = plan.a.smem.extent[1], plan.b.smem.extent[1]
-    witness = unlike if deep == (depth, depth) else f"k tiles of {depth}, tiles of A {deep[0]} and of B {deep[1]} deep"
+    a, b = [getattr(x, "tile_depth", x.smem.extent[1]) for x in (plan.a, plan.b)]
+    witness = unlike if a == b == depth else f"k tiles of {depth}, tiles of A {a} and of B {b} deep"
     statement = f"{count} k tiles of {depth}{said} cover K = {plan.k}; the last {count * depth - plan.k} are {rest}"
     return Check("tiles of K", statement, not witness, method, witness)
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
 from ..arguments import checked, shown
-from ..atoms import mma_sync
 from ..atoms.targets import exists_on
 from ..errors import LayoutError, PlanError
 from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
-from .derive import Operand, OperandSpec
+from .derive import Operand, OperandSpec, memory_unit
 from .epilogue.chain import Epilogue
 from .grouped.rows import rows_of_group
 from .indexed.rows import IndexedRows
+from .operands.block_scales import ScaleFormat, scale_format
 from .operands.combinations import PartOptions
 from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
@@ -34,7 +34,16 @@ from .operands.promoted import Promoted, as_promoted
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
 from .ragged import AlongK, Ragged
-from .sm80.choose import candidates, for_prologue, for_promoted, for_several, group_candidates, holding_groups
+from .sm80.block_scales import scaled_atom
+from .sm80.choose import (
+    candidates,
+    for_prologue,
+    for_promoted,
+    for_several,
+    group_candidates,
+    holding_groups,
+    scaled_candidates,
+)
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
@@ -50,7 +59,6 @@ from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
-from .sm100.block_scales import ScaleFormat, scale_format
 from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan, gated_scales
 
@@ -161,7 +169,8 @@ def plan(
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
-    scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
+    scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive` and `Sm80Plan.derive`: on sm_100a and
+              later, sm_120a among them
     ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
     mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`
 
@@ -185,8 +194,8 @@ def plan(
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
-    if scales is not None and kind is not Sm100Config:
-        raise PlanError(without_block_scales(target, kind, scale_format(scales)))
+    if scales is not None and (why := without_block_scales(target, kind, scale_format(scales))):
+        raise PlanError(why)
     parts = PlanParts(
         epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k,
         None if mainloop is None else as_promoted(mainloop),
@@ -206,11 +215,12 @@ def plan(
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue, ragged=ragged, along_k=along_k,
-        mainloop=mainloop,
+        mainloop=mainloop, scales=scales,
     )  # fmt: skip
     if chosen is not None:
         return derive(config=chosen)
-    return _first(partial(derive, config=config) for config in mma_configs((m, n, k, batch), target, (a, c), parts))
+    by_mma = mma_configs((m, n, k, batch), target, (a, c), parts, scales is not None)
+    return _first(partial(derive, config=config) for config in by_mma)
 
 
 def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
@@ -224,13 +234,16 @@ def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
 
 
 def without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
-    """Why an architecture's kernel takes no block scales, and the way out."""
+    """Why an architecture's kernel takes no block scales, and the way out; "" where it does."""
+    if kind is Sm100Config:
+        return ""
     if kind is Sm90Config:
         why = "no wgmma has block scales"
         way = "scaled_matmul has scales of 128 elements of K for e4m3 and e5m2, quantized_matmul weights of e2m1"
     else:
-        there = exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target)
-        why = "this kernel has no mma.sync.block_scale" if there else "no mma.sync has block scales before sm_120a"
+        if exists_on(scaled_atom(form, form.types[0], form.types[0]).archs, target):
+            return ""
+        why = "no mma.sync has block scales before sm_120a"
         way = "convert to f16 or bf16 with the scales"
     return f"scales = {shown(form.name)}: not by the kernel of {target.name}: {why}; {way}"
 
@@ -289,24 +302,27 @@ def tcgen05_configs(
 
 
 def mma_configs(
-    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: PlanParts
-) -> Iterator[Sm80Config]:
+    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: PlanParts,
+    scaled: bool = False,
+) -> Iterator[Sm80Config]:  # fmt: skip
     """The configurations of the rule for mma.sync with these parts, the best first.
 
-    sizes  m, n, k and batch;   given  A and C
+    sizes  m, n, k and batch;   given  A and C;   scaled  with block scales
     """
     (m, n, k, batch), gated, indexed = sizes, parts.gated, parts.indexed
     sums = 1 if gated is None else gated.matrices
-    of_a = Operand.parse(given[0]).dtype
+    of_a = memory_unit(Operand.parse(given[0]).dtype)
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
     groups = parts.ragged or parts.along_k
-    if groups is None:
+    if scaled:
+        rule = scaled_candidates(m, n, batch, of_c)
+    elif groups is None:
         rule = candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c)
     else:
         rule = group_candidates((m, n * sums, k, batch), groups, target, of_a, of_c)
     for config in rule:
         config = holding_groups(config, parts.epilogue, sums)
-        config = for_several(config, sums, parts.pair is not None, of_c.bytes)
+        config = for_several(config, sums, parts.pair is not None, memory_unit(of_c).bytes)
         if indexed is not None and indexed.gather is not None and config.loads == "tma":
             config = replace(config, loads="cp.async")  # which gathers rows
         config = config if parts.mainloop is None else for_promoted(config, parts.mainloop.depth)

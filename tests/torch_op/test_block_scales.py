@@ -1,4 +1,4 @@
-"""scaled_matmul with the block scales of tcgen05: MXFP8, MXFP4, NVFP4, as torch and torchao hand them over.
+"""scaled_matmul with block scales: MXFP8, MXFP4, NVFP4, as torch and torchao hand them over.
 
 Want is decoded byte by byte here, and the blocked order is cuBLAS's as torchao writes it.
 """
@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from layoutgemm import Sm100Config, explain_matmul, grouped_matmul, quantize, scaled_matmul
 from layoutgemm.dtypes import dtype
-from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.kernels import Sm90Config
+from layoutgemm.errors import OperandError, PlanError, TensorError
+from layoutgemm.kernels import Sm80Config, Sm90Config
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Residual, RowReduce
 from layoutgemm.torch_op.compiled.kept_launches import KEPT
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -32,7 +32,7 @@ slow = [needs.DSL, needs.C_COMPILER, pytest.mark.dsl, pytest.mark.slow]
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 FORMS = {"mxfp8": ("e4m3", "e5m2", "ue8m0", 32), "mxfp4": ("e2m1", "e2m1", "ue8m0", 32),
-         "nvfp4": ("e2m1", "e2m1", "ue4m3", 16)}  # fmt: skip
+         "nvfp4": ("e2m1", "e2m1", "ue4m3", 16), "mxf8f6f4": ("e4m3", "e2m1", "ue8m0", 32)}  # fmt: skip
 TYPES = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": PAIRS, "ue8m0": E8M0, "ue4m3": E4M3}
 
 
@@ -139,11 +139,13 @@ def test_the_explanation_names_the_format_and_what_is_copied() -> None:
     told = explain_matmul(NV.a, NV.b, **scales, config=Sm100Config((128, 128)), bias=BIAS)
     assert "A e2m1 row, B e2m1 col" in told.kernel and "nvfp4 scales" in told.kernel
     assert told.why == "nvfp4: the instruction applies the factors; given by the caller"
-    assert told.copies == ("scale_a: shape [40, 12], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 1536 bytes",)
+    assert told.copies == ("scale_a: shape [40, 12], and the kernel takes chunks by SWIZZLE_32_4_4, 1536 bytes",)
     told = explain_matmul(MX.a, MX.b.contiguous(), scale_a=MX.scale_a, scale_b=MX.scale_b, config=ASKED)
     assert len(told.copies) == 3 and "b: the plan takes it col-major" in told.copies[2]
     with pytest.raises(OperandError, match=r"'mxfp8': not by the kernel of sm_90a: .*config=Sm100Config\(\) explains"):
         explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.scale_b)
+    with pytest.raises(OperandError, match="no wgmma has block scales"):  # CPU tensors stand for an H200's
+        explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.scale_b, config=Sm80Config((64, 64)))
 
 
 REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
@@ -151,6 +153,8 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (NV, {"scale_b": None}, OperandError, "scale_b is missing"),
     (NV, {"scale_b": NV.scale_b.view(torch.uint8)}, OperandError, r"bytes of e8m0 are scale_b.view"),
     (NV, {"scale_a": NV.scale_a.view(E8M0)}, OperandError, "formats are mxfp8: float8_e4m3fn and float8_e5m2 with"),
+    (MX, {"b": NV.b, "scale_a": NV.scale_a, "scale_b": NV.scale_b}, OperandError, "mxf8f6f4: float8_e4m3fn and float8"),
+    (MX, {"b": NV.b[:80], "scale_b": MX.scale_b}, TensorError, "a byte of torch.float4_e2m1fn_x2 has two elements of"),
     (NV, {"recipe_a": "BlockWise1x32"}, OperandError, "recipe_a BlockWise1x32: .* is nvfp4, BlockWise1x16"),
     (NV, {"recipe_a": "BlockWise1x12"}, OperandError, "recipe_a 'BlockWise1x12': do you mean 'BlockWise1x"),
     (NV, {"recipe_a": ["BlockWise1x16", "TensorWise"]}, OperandError, r"scale_a is 1 tensor\(s\)"),
@@ -158,7 +162,7 @@ REFUSED: list[tuple[Drawn, dict[str, Any], Any, str]] = [
     (NV, {"swizzle_b": 3}, OperandError, "swizzle_b is a int; it is a SwizzleType of torch"),
     (NV, {"swizzle_a": "SWIZZLE_32_4_4"}, TensorError, r"scale_a has shape \[40, 12\]: .* 1 \* 1 \* 3 \* 512 = 1536"),
     (NV, {"scale_a": NV.scale_a[:39]}, TensorError, r"scale_a has shape \[39, 12\]: nvfp4 takes \[40, 12\], a factor"),
-    (NV, {"b": NV.b[:95]}, TensorError, "a byte has two elements of K, of a and of b"),
+    (NV, {"b": NV.b[:95]}, TensorError, "a byte of torch.float4_e2m1fn_x2 has two elements of K"),
     (NV, {"scale_a": [NV.scale_a] * 3}, OperandError, "scale_a is 3 tensors"),
     (NV, {"scale_a": [NV.scale_a, HALF.double()]}, OperandError, r"scale_a\[1\] is torch.float64 of shape \[\]"),
     (NV, {"scale_a": [NV.scale_a, 2.0]}, OperandError, "global_a is a builtins.float"),
@@ -230,7 +234,7 @@ def test_an_epilogue_follows_the_factors_and_its_operands_have_gradients(compile
     told = explain_matmul(MX.a, MX.b, scale_a=MX.scale_a, scale_b=MX.as_torch[3], epilogue=STEPS, config=ASKED,
                           given={"d": RESIDUAL, "largest": torch.empty(40)})  # fmt: skip
     assert told.why.startswith("mxfp8: the instruction applies the factors; tiles of 128x128")
-    assert told.copies[0] == "scale_a: shape [40, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 1024 bytes"
+    assert told.copies[0] == "scale_a: shape [40, 6], and the kernel takes chunks by SWIZZLE_32_4_4, 1024 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
@@ -276,9 +280,9 @@ GROUPS = {form: DrawnGroups(form) for form in ("mxfp8", "nvfp4")}
 OF_EACH = torch.arange(3.0 * 48).reshape(3, 48) % 5
 
 
-@pytest.mark.parametrize("form", GROUPS)
+@pytest.mark.parametrize("form", [*GROUPS, "mxf8f6f4"])
 def test_groups_have_factors_in_both_orders(form: str) -> None:
-    of = GROUPS[form]
+    of = GROUPS.get(form) or DrawnGroups(form)
     biased = (of.want + OF_EACH.repeat_interleave(torch.tensor(of.sizes), 0)).relu()
     flat = {"scale_a": of.flat_a, "scale_b": of.flat_b}
     assert torch.equal(of(), of.want) and torch.equal(of(**flat), of.want)
@@ -306,7 +310,7 @@ def test_groups_are_explained_and_refused_by_name() -> None:
         assert "rows in 3 group(s), mxfp8 scales" in told[name].kernel
     assert told["flat"].copies == ()  # 137 rows: 1 + (9 + 127 * 3) // 128 = 4 chunks at most, of 2 along K
     assert told["plain"].copies == (
-        "scale_a: shape [137, 6], and tcgen05.cp takes chunks by SWIZZLE_32_4_4, 4096 bytes",
+        "scale_a: shape [137, 6], and the kernel takes chunks by SWIZZLE_32_4_4, 4096 bytes",
     )
     chosen = torch.zeros(137, dtype=torch.int64)
     found = explain_matmul(of.a, of.b, offs=of.ends, scale_a=of.scale_a, scale_b=of.flat_b, config=ASKED, rows=chosen)
@@ -421,6 +425,11 @@ def test_its_gate_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatc
     assert len(made) == 1 and ("by torch" in name) == (made[0][0].gated is None)
 
 
+MIXED = Drawn("mxf8f6f4", 40, 48, 256)
+CASES["mxf8f6f4"] = (lambda: scaled_matmul(*MIXED.as_torch, config=ASKED, out_dtype=F32), MIXED.want)
+CASES["mxf8f6f4, turned, a bias"] = (
+    lambda: scaled_matmul(MIXED.b.mT, MIXED.scale_b, MIXED.a.mT, MIXED.scale_a, bias=BIAS[:40], config=ASKED,
+                          out_dtype=F32), MIXED.want.mT + BIAS[:40])  # fmt: skip
 CASES["nvfp4, an epilogue"] = (
     lambda: with_steps(NV, NV.as_torch, config=ASKED)[0], (NV.want + RESIDUAL).relu(),
 )  # fmt: skip
@@ -451,3 +460,47 @@ def test_its_kernel_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPa
         for _ in range(2):  # the first call, and a kept one
             assert torch.equal(call(), want.float())
     assert {type(plan).__name__ for plan, _ in made} == {"Sm100Plan"} and len(made) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- by mma.sync
+
+
+FOURS = Drawn("mxfp4", batch=(2,))
+ODD = Drawn("nvfp4", 20, 24, 72)  # 36 bytes from line to line, which cp.async of 16 bytes does not read
+BY_MMA: dict[str, Any] = {
+    "mxfp8": (lambda: scaled_matmul(*MX.as_torch, out_dtype=F32), MX.want),
+    "mxfp8, N contiguous, bias": (
+        lambda: scaled_matmul(MX.a, MX.scale_a, MX.b.contiguous(), MX.scale_b, bias=BIAS, activation="relu",
+                              out_dtype=F32), (MX.want + BIAS).relu()),
+    "mxf8f6f4": (lambda: scaled_matmul(*MIXED.given, out_dtype=F32), MIXED.want),
+    "mxf8f6f4, an epilogue": (lambda: with_steps(MIXED, MIXED.as_torch)[0], (MIXED.want + RESIDUAL).relu()),
+    "mxfp4, a batch": (lambda: scaled_matmul(*FOURS.given, out_dtype=F32), FOURS.want),
+    "nvfp4, scales of all": (
+        lambda: scaled_matmul(NV.a, [NV.as_torch[1], HALF], NV.b, [NV.scale_b, FOUR], **LEVELS, bias=BIAS,
+                              out_dtype=F32), 2 * NV.want + BIAS),
+    "nvfp4, an epilogue": (lambda: with_steps(NV, NV.as_torch)[0], (NV.want + RESIDUAL).relu()),
+    "nvfp4, lines of 36 bytes": (
+        lambda: scaled_matmul(*ODD.given, config=Sm80Config((32, 32), warps=(2, 1)), out_dtype=F32), ODD.want),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in BY_MMA])
+def test_mma_sync_applies_them_on_compute_capability_12(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, want = BY_MMA[name]
+    with every_door(monkeypatch, "sm_120a") as made:
+        for _ in range(2):
+            assert torch.equal(call(), want.float())
+    assert {type(plan).__name__ for plan, _ in made} == {"Sm80Plan"} and len(made) == 2
+    assert made[0][0].scales.format.name in name
+
+
+def test_mma_sync_has_no_gate_and_no_groups_with_block_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = GROUPS["mxfp8"]
+    with every_door(monkeypatch, "sm_120a", computes=False) as made:
+        scaled_matmul(*WIDE.given, activation="swiglu", out_dtype=F32)
+        assert [plan.gated for plan, _ in made] == [None] and made[0][0].c.dtype.name == "f32"
+        for call in (of, partial(of, scale_a=of.flat_a)):
+            with pytest.raises(PlanError, match=r"ragged: the mma.sync kernel has none with scales = 'mxfp8'"):
+                call()
+        with pytest.raises(PlanError, match=r"gated: the mma.sync kernel has none"):
+            scaled_matmul(*WIDE.given, activation="swiglu", epilogue=Epilogue())

@@ -5,6 +5,7 @@
     CopyAtom cp_async(16, 8, 4)       copy_bytes                  cp.async.cg / .ca, zeros beyond the valid bytes
     Sm80PackedOperand.chunk           copy_chunk                  cp.async.cg of 16 bytes, by some threads
     CopyAtom ldmatrix(4)              load_fragment               ldmatrix.sync.aligned.m8n8.x4(.trans)
+    the same of padded elements       load_padded                 ldmatrix.sync.aligned.m8n16.x4...b8x16
     CopyAtom store_global(...)        store_vector                st.global of 4, 8 or 16 bytes
 
 Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st".
@@ -18,6 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
+from ...atoms import CopyAtom
 from .types import assembly, raw
 
 
@@ -50,6 +52,12 @@ def load_fragment(address: cute.Pointer, transpose: bool) -> list[Int32]:
     return [words[i] for i in range(4)]
 
 
+def load_padded(address: cute.Pointer, matrices: CopyAtom) -> list[Int32]:
+    """ldmatrix.x4 of padded elements, each in a byte's low bits. `address`: the lane's row."""
+    text = f"{matrices.ptx} {{$0, $1, $2, $3}}, [$4];"
+    return assembly(text, "=r,=r,=r,=r,r,~{memory}", [Int32(address.toint())], (Int32,) * 4)
+
+
 def permute(low: Int32, high: Int32, selector: Int32) -> Int32:
     """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
     operands = [Int32(value) for value in (low, high, selector)]
@@ -57,8 +65,8 @@ def permute(low: Int32, high: Int32, selector: Int32) -> Int32:
 
 
 def load_word(address: cute.Pointer) -> Int32:
-    """ld.shared of 32 bits."""
-    pointer = cute.recast_ptr(address, dtype=Int32)
+    """ld.shared of 32 bits, aligned to them. Without that promise the compiler loads bytes."""
+    pointer = cute.make_ptr(Int32, address.toint(), cute.AddressSpace.smem, assumed_align=4)
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 

@@ -99,6 +99,7 @@ from .warp import keep_elements as keep_elements
 from .warp import load_matrices as load_matrices
 from .warp import load_vector as load_vector
 from .warp import multiply_warp as multiply_warp
+from .warp import multiply_warp_scaled as multiply_warp_scaled
 from .warp import wait_copies as wait_copies
 from .wgmma import Wgmma as Wgmma
 from .wgmma import WgmmaOperand as WgmmaOperand

@@ -9,6 +9,7 @@ They are cp.async, ldmatrix, mma.sync, and vector loads from global memory.
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
     MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
+    the same with block scales        multiply_warp_scaled        mma.sync.aligned...block_scale
 
 Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
 """
@@ -118,11 +119,13 @@ def multiply_warp(
     ip: object = None,
 ) -> list[cutlass.Numeric]:  # fmt: skip
     """mma.sync of an MmaAtom. 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    if ".kind::" in mma.ptx and mma.scale is None:
+        return _multiply_by_name(mma, a, b, c)
     inputs = {mma.a_dtype.name, mma.b_dtype.name}
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
     if mma.scale is not None:
-        raise PlanError(f"the bridge has mma.sync without scale factors, not {mma}")
+        raise PlanError(f"{mma} takes scale factors: multiply_warp_scaled")
     whole = mma.c_dtype.name == "i32"
     number = Int32 if whole else Float32
 
@@ -148,3 +151,29 @@ def multiply_warp(
     )
     value: Any = found.ir_value() if hasattr(found, "ir_value") else found
     return unpacked(value, [number] * len(c), loc=loc, ip=ip)
+
+
+def multiply_warp_scaled(
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric],
+    factors: Sequence[Int32], selectors: Sequence[tuple[int, int]],
+) -> list[cutlass.Numeric]:  # fmt: skip
+    """mma.sync with block scales of an MmaAtom. 32-bit registers of A, B and C -> those of D.
+
+    factors    a lane's words of A's factors and of B's
+    selectors  (byte-id, thread-id) of A's and of B's: see `atoms.mma.block_scales`
+    """
+    return _multiply_by_name(mma, a, b, c, factors, selectors)
+
+
+def _multiply_by_name(
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric], factors: Sequence[Int32] = (),
+    selectors: Sequence[tuple[int, int]] = (),
+) -> list[cutlass.Numeric]:  # fmt: skip
+    """The instruction by its name: the DSL has none of a kind."""
+    names = iter(range(2 * len(c) + len(a) + len(b) + len(factors)))
+    registers = ["{" + ", ".join([f"${next(names)}" for _ in each]) + "}" for each in (c, a, b, c)]
+    scales = [f"${next(names)}, {{{byte}, {thread}}}" for byte, thread in selectors]
+    constraints = ["=f"] * len(c) + ["r"] * (len(a) + len(b)) + ["f"] * len(c) + ["r"] * len(factors)
+    operands = [*map(Int32, a), *map(Int32, b), *map(Float32, c), *map(Int32, factors)]
+    text = f"{mma.ptx} {', '.join([*registers, *scales])};"
+    return assembly(text, ",".join(constraints), operands, (Float32,) * len(c), pure=True)

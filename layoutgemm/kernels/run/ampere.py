@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..derive import memory_unit
 from ..indexed.added_rows import added_rows, in_product_order
 from ..plan import rounded_up
 from ..sm80.operand import Sm80Operand
@@ -23,7 +24,7 @@ from .occupancy import resident
 from .operand_checks import tensor_misfit
 from .partial import written_tensor
 from .result import GemmResult
-from .torch_tensors import OperandPath
+from .torch_tensors import OperandPath, copyable
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def pitch_of_c(plan: Sm80Plan) -> int:
 
 def padded_lines(operand: Lines, bits: np.ndarray, align: int) -> tuple[np.ndarray, int]:
     """(lines whose pitch is a multiple of `align` bytes, elements of the pitch)."""
-    pitch = rounded_up(bits.shape[2], max(1, align // operand.dtype.bytes))
+    pitch = rounded_up(bits.shape[2], max(1, align // memory_unit(operand.dtype).bytes))
     out = np.zeros((*bits.shape[:2], pitch), bits.dtype)
     out[:, :, : bits.shape[2]] = bits
     return out, pitch
@@ -115,14 +116,14 @@ def lines_of(
     import torch
 
     operand, align = (plan.a, plan.config.align[0]) if name[0] in "Aa" else (plan.b, plan.config.align[1])
-    size = operand.dtype.bytes
+    size = memory_unit(operand.dtype).bytes
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     if rule := tensor_misfit(tensor, operand.order, align):
         refuse_or_note(f"{operand.name.lower()}: {rule}", f"lines at multiples of {align} bytes", copies, copy)
         unit = max(1, align // size)
         width = -(-lines.shape[-1] // unit) * unit
         made = torch.empty((*lines.shape[:-1], width), dtype=tensor.dtype, device=tensor.device)[..., : lines.shape[-1]]
-        made.copy_(lines)
+        copyable(made).copy_(copyable(lines))
         lines = made
     leading, pitch = _distances(lines)
     if lines.shape[-2] == 1:  # one line has no pitch; a tensor map wants one that it takes

@@ -122,14 +122,15 @@ def check_matrices(
 
 
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
-    """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
-    for operand, value in ((plan.a, a), (plan.b, b)):
-        if is_padded(operand) and not isinstance(value, np.ndarray):
-            raise OperandError(
-                f"{operand.name.lower()}: a plan of padded {operand.dtype} takes NumPy arrays of float32"
-            )
-    depth = plan.k if isinstance(a, np.ndarray) else plan.k * plan.a.dtype.bits // memory_unit(plan.a.dtype).bits
-    for name, value, shape in (("a", a, (plan.rows_of_a, depth)), ("b", b, (depth, columns_of_b(plan)))):
+    """Raise OperandError for an operand whose shape is not the plan's.
+
+    A tensor of 4-bit elements counts pairs, and one of 6-bit elements the bytes in which they lie packed.
+    """
+    of_a, of_b = [
+        plan.k if isinstance(a, np.ndarray) else plan.k * operand.dtype.bits // memory_unit(operand.dtype).bits
+        for operand in (plan.a, plan.b)
+    ]
+    for name, value, shape in (("a", a, (plan.rows_of_a, of_a)), ("b", b, (of_b, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 

@@ -18,6 +18,7 @@ from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
 from ..indexed.added_rows import added_bytes, list_bytes, sorts_rows
 from ..indexed.rows import OUT_ROWS
+from ..operands.block_scales import NAMES, BlockedFactors
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
 from ..operands.promoted import NUMBER_BYTES, lie_together
@@ -26,7 +27,6 @@ from ..plan import GemmPlan, present
 from ..sm80.plan import Sm80Plan
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.plan import Sm90Plan
-from ..sm100.block_scales import NAMES, BlockScales
 from ..sm100.plan import Sm100Plan
 from ..verbs import named
 from . import ampere
@@ -60,9 +60,9 @@ def names_read(plan: NamedPlan) -> tuple[str, ...]:
     return (*own, *scales)
 
 
-def _block_scales(plan: NamedPlan) -> BlockScales | None:
+def _block_scales(plan: NamedPlan) -> BlockedFactors | None:
     """The plan's block scales, or None."""
-    return plan.scales if isinstance(plan, Sm100Plan) else None
+    return None if isinstance(plan, Sm90Plan) else plan.scales
 
 
 def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:

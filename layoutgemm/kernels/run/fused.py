@@ -16,11 +16,11 @@ from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names, words_of
+from ..operands.block_scales import NAMES
 from ..operands.gated import HALVES
 from ..orders import stored_elements
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
-from ..sm100.block_scales import NAMES
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, check_arrays, check_shapes
 from .epilogue_operands import names_read, through, values_read, words_of_tensors, words_read

@@ -402,3 +402,19 @@ def accumulator_registers(d: np.ndarray) -> np.ndarray:
 
 Progress = Callable[[int, int], None]  # (tiles done, tiles in all)
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
+
+
+def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The 4-bit elements of bytes along the last dimension, the low one first."""
+    return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
+
+
+def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """The padded elements of slots of a byte each. 16 lie packed at the start of 16 bytes.
+
+    >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
+    array([ 0,  4, 32,  0,  3], dtype=uint8)
+    """
+    each = np.unpackbits(slots.reshape(*slots.shape[:-1], -1, 16), axis=-1, bitorder="little")[..., : 16 * bits]
+    found = np.packbits(each.reshape(*each.shape[:-1], 16, bits), axis=-1, bitorder="little")
+    return found.reshape(slots.shape)

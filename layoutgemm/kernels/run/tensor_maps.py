@@ -8,7 +8,7 @@ from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ..alignment import rows_misfit
-from ..derive import OperandPlan, memory_unit, padded_leading
+from ..derive import OperandPlan, is_padded, memory_unit, padded_leading
 from ..grouped.stores import without_groups
 from ..operands.gated import as_one_matrix
 from ..plan import GemmPlan, present
@@ -19,7 +19,7 @@ from .cpu import run_on_cpu
 from .occupancy import resident
 from .operand_checks import tensor_misfit
 from .partial import written_tensor
-from .torch_tensors import OperandPath
+from .torch_tensors import OperandPath, copyable
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +45,14 @@ def tma_operand(
     """(lines, leading, pitch). The tensor itself where tensor copies can read it in the plan's order, else a copy.
 
     Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
-    batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
+    batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes. Of padded elements it is 32.
     """
     name = operand.name.lower()
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     rows, extent = lines.shape[-2:]
     leading, pitch = _distances(lines, memory_unit(operand.dtype))
     made = padded_leading(memory_unit(operand.dtype), extent)
-    rule = tensor_misfit(tensor, operand.order)
+    rule = tensor_misfit(tensor, operand.order, operand.tma.kind.unit if is_padded(operand) else STRIDE_UNIT)
     if not rule and lines.ndim > 2 and pitch <= 0:
         rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
     if not rule and lines.ndim > 2 and all(_has_rows_alone(tma) for tma in operand.copies):
@@ -89,7 +89,9 @@ class LineCopy(NamedTuple):
         if len(self.matrices) > lines.ndim - 2:
             lines = lines.expand(*self.matrices, *lines.shape[-2:])
         *front, extent = lines.shape
-        return tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent).copy_(lines)
+        made = tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent)
+        copyable(made).copy_(copyable(lines))
+        return made
 
 
 def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
@@ -100,15 +102,18 @@ def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
 
 
 def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
-    for tma in operand.copies:
-        _check_map(tma, name, lines, leading, pitch)
-
-
-def _check_map(tma: TmaPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
+    if is_padded(operand):  # whose map counts elements
+        bits = operand.dtype.bits
+        leading, pitch, shape = leading * 8 // bits, pitch * 8 // bits, (shape[0] * 8 // bits, *shape[1:])
+    for tma in operand.copies:
+        _check_map(tma, name, lines.data_ptr(), shape, leading, pitch)
+
+
+def _check_map(tma: TmaPlan, name: str, address: int, shape: tuple[int, ...], leading: int, pitch: int) -> None:
     if len(shape) > 2 and _has_rows_alone(tma):
         shape = shape[0], shape[1] + (shape[2] - 1) * (pitch // leading)
-    without_groups(tma).check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+    without_groups(tma).check_global(name, address, shape, (leading, pitch)[: len(shape) - 1])
 
 
 def _has_rows_alone(tma: TmaPlan) -> bool:
@@ -151,7 +156,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     tma, (leading, pitch) = present(plan.store).maps[0], _distances(lines, plan.c.dtype)
     if lines.ndim > 2 and _has_rows_alone(tma) and (rule := rows_misfit(leading, pitch)):
         return f"out: {rule}"
-    _check_map(tma, "out", lines, leading, pitch)
+    _check_map(tma, "out", lines.data_ptr(), tuple(reversed(lines.shape)), leading, pitch)
     return ""
 
 

@@ -17,6 +17,7 @@ from ...dtypes import DType
 from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..compile.compiler import require_gpu as require_any_gpu
+from ..derive import memory_unit
 from ..plan import GemmPlan, present
 from ..teaching.plan import TeachingPlan
 from ..verbs import named
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64",
-    "e2m1": "float4_e2m1fn_x2", "ue8m0": "float8_e8m0fnu", "ue4m3": "float8_e4m3fn",
+    "e2m1": "float4_e2m1fn_x2", "e3m2": "uint8", "e2m3": "uint8", "ue8m0": "float8_e8m0fnu", "ue4m3": "float8_e4m3fn",
 }  # fmt: skip
 
 
@@ -64,6 +65,13 @@ def torch_type(dtype: DType) -> torch.dtype:
     import torch
 
     return getattr(torch, TORCH_NAMES[dtype.name])
+
+
+def copyable(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, as bytes where its elements have 4 bits: torch copies none of these."""
+    import torch
+
+    return x.view(torch.uint8) if str(x.dtype) == f"torch.{TORCH_NAMES['e2m1']}" else x
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
@@ -146,7 +154,7 @@ def run_arrays(
     for operand, value in ((plan.a, a), (plan.b, b)):
         lines = value if operand.order == "row" else value.swapaxes(-1, -2)
         bits = np.ascontiguousarray(_path_of(plan).bits(operand, lines))
-        signed = torch.from_numpy(bits.view(f"i{operand.dtype.bytes}"))
+        signed = torch.from_numpy(bits.view(f"i{memory_unit(operand.dtype).bytes}"))
         tensor = signed.cuda().view(torch_type(operand.dtype))
         tensors.append(tensor if operand.order == "row" else tensor.transpose(-1, -2))
     besides = [(word, torch.from_numpy(word.view(np.uint8)).cuda()) for word in words if isinstance(word, np.ndarray)]

@@ -25,6 +25,7 @@ from ..grouped.along_k import along_k_checks
 from ..grouped.rows import tiles_check
 from ..grouped.stores import ends_check
 from ..indexed.added_rows import added_checks
+from ..operands.block_scales import CHUNK_BYTES
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
 from ..operands.thread_numbers import number_checks
@@ -44,7 +45,6 @@ from ..plan_checks import (
 )
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
-from .block_scales import CHUNK_BYTES
 from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .promoted import promoted_registers

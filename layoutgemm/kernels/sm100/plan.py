@@ -33,6 +33,7 @@ from ..grouped.plan import GroupedPlan
 from ..grouped.stores import check_orders, ragged_store
 from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows
+from ..operands.block_scales import CHUNK_ROWS, FORMATS, NAMES, ScaleFormat, check_lines, chunks_of, scale_format
 from ..operands.combinations import GROUPS, PARTS, SUMS, Asked, check_parts
 from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import check_sums, combination, epilogue_behind
@@ -60,7 +61,7 @@ from ..plan import (
 )
 from ..ragged import AlongK, Ragged, check_room
 from ..store import StoreChunk, StorePlan
-from .block_scales import CHUNK_ROWS, FORMATS, NAMES, BlockScales, ScaleFormat, scale_format
+from .block_scales import BlockScales
 from .fragment import TileRows
 from .promoted import promoted_of
 from .rows import check_rows, gathered, matrices_by_map, scattered
@@ -244,7 +245,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         scales           "mxfp8" (a and b e4m3 or e5m2), "mxf8f6f4" (those, e3m2, e2m3 and e2m1, mixed at will), "mxfp4"
                          or "nvfp4" (both e2m1, packed): a factor for every 32 elements of K,
                          of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
-                         256 columns. See `kernels.sm100.block_scales`
+                         256 columns. See `kernels.operands.block_scales`
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
         mainloop         what becomes of the sum of each K block: see `kernels.sm100.promoted`
 
@@ -530,14 +531,7 @@ def _check_scales(
     if form is None:
         return
     n, k = sizes
-    for name, spec, order in zip("ab", operands, ("row", "col"), strict=True):
-        if spec.order != order:
-            raise PlanError(
-                f"{name} is {spec}: factors lie along K, and so do the operands of a block-scaled product; a 'row' A "
-                "and a 'col' B"
-            )
-    if k * operands[0].dtype.bits % 8:
-        raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
+    check_lines(form, operands, k)
     rows, columns = present(config.tile)
     if columns % CHUNK_ROWS:
         raise PlanError(
@@ -578,13 +572,10 @@ def _scales(
     form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None, halves: int
 ) -> BlockScales:
     """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
-    if tile_k % form.chunk_k:
-        raise PlanError(
-            f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
-        )
+    chunks = chunks_of(form, tile_k)
     taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
     groups = 1, present(config.tile)[1] // CHUNK_ROWS
-    found = BlockScales(form, atom, tile_k // form.chunk_k, groups, taken, joined, halves)
+    found = BlockScales(format=form, mma=atom, chunks=chunks, groups=groups, column=taken, joined=joined, halves=halves)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "

@@ -29,6 +29,7 @@ from ..grouped.along_k import is_refused, k_tiles_of, line_table, of_lines, plac
 from ..grouped.rows import tables, tile_of_group
 from ..grouped.stores import output_of_groups, store_place
 from ..indexed.rows import OUT_ROWS, ROWS
+from ..operands.block_scales import NAMES
 from ..operands.thread_numbers import numbers_at
 from ..orders import reads_on_host, stored_elements
 from ..plan import present, rounded_up
@@ -44,9 +45,11 @@ from ..run.hardware_model import (
     gather_rows,
     scatter_rows,
     take_tiles,
+    two_to_a_byte,
+    unpadded,
 )
 from ..store import StoreChunk
-from .block_scales import NAMES, BlockScales, first_chunks
+from .block_scales import BlockScales, first_chunks
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
@@ -58,22 +61,6 @@ def _stopped(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Sums of integers that stop at the ends of int32, as the instruction descriptor says."""
     ends = np.iinfo(np.int32)
     return np.asarray(np.clip(sums, ends.min, ends.max).astype(np.int32))
-
-
-def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The 4-bit elements of bytes along the last dimension, the low one first."""
-    return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
-
-
-def unpadded(slots: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """The padded elements of slots of a byte each. 16 lie packed at the start of 16 bytes.
-
-    >>> unpadded(np.arange(16, dtype=np.uint8)[None], 6)[0, :5]
-    array([ 0,  4, 32,  0,  3], dtype=uint8)
-    """
-    each = np.unpackbits(slots.reshape(*slots.shape[:-1], -1, 16), axis=-1, bitorder="little")[..., : 16 * bits]
-    found = np.packbits(each.reshape(*each.shape[:-1], 16, bits), axis=-1, bitorder="little")
-    return found.reshape(slots.shape)
 
 
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

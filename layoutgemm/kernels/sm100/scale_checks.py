@@ -9,17 +9,10 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WORD_BITS
 from ...dtypes import u8
 from ...report import Check
 from ..grouped.rows import tables
+from ..operands.block_scales import CHUNK_BYTES, CHUNK_FACTORS, CHUNK_ROWS, blocked, chunk_rows
 from ..plan import present
 from ..ragged import sample_offsets
-from .block_scales import (
-    CHUNK_BYTES,
-    CHUNK_FACTORS,
-    CHUNK_ROWS,
-    BlockScales,
-    blocked,
-    chunk_rows,
-    first_chunks,
-)
+from .block_scales import BlockScales, first_chunks
 from .plan import Sm100Plan
 from .reference import places
 

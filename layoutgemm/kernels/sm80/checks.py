@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from ...atoms import MmaAtom, ldmatrix
+from ...atoms import MmaAtom
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...checks import (
     AccessPattern,
@@ -38,12 +38,13 @@ from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .fragment import WarpFragment
 from .groups import group_checks
-from .operand import Sm80Operand, byte_selector
+from .operand import Sm80Operand, byte_selector, in_units
 from .pipeline import proven
 from .plan import Sm80Plan
 from .promoted import promoted_registers
 from .quantized.checks import packed_checks
 from .quantized.split import split_checks
+from .scale_checks import scale_checks
 from .store import BUFFERS
 from .store_checks import numbered_check, store_checks
 
@@ -58,9 +59,9 @@ def check_sm80(plan: Sm80Plan) -> Report:
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
-    checks += operand_checks(plan.a, plan.threads, plan.mma)
-    checks += operand_checks(plan.b, plan.threads, plan.mma) if plan.weights is None else packed_checks(plan)
-    checks += [*split_checks(plan), *group_checks(plan), *added_checks(plan), *number_checks(plan)]
+    checks += operand_checks(plan.a, plan.threads, in_units(plan.mma))
+    checks += operand_checks(plan.b, plan.threads, in_units(plan.mma)) if plan.weights is None else packed_checks(plan)
+    checks += [*scale_checks(plan), *split_checks(plan), *group_checks(plan), *added_checks(plan), *number_checks(plan)]
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
@@ -71,6 +72,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
         "accumulators": m * n * plan.mma.accumulator_registers,
         "fragments": m * plan.mma.registers("A") + n * plan.mma.registers("B") + plan.packed_registers,
         "totals and their numbers": promoted_registers(plan),
+        "block scales": plan.scale_registers,
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))
@@ -125,7 +127,9 @@ def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Ch
         banks.append(
             bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major)).as_check(f"banks of loads {name}")
         )
-    filled = [_copies(operand, threads), _coalesced(operand, copied)]
+    filled = [_copies(operand, threads)]
+    if operand.copy.access == operand.copy.vector_bytes or operand.copy.by_elements:
+        filled.append(_coalesced(operand, copied))  # an access of 4 bytes of every 12 leaves the others to L1: no claim
     if operand.tma is not None:
         filled = [filled_by(f"copies {name}", tile, one_matrix(operand.tma))]
     return (
@@ -136,7 +140,7 @@ def operand_checks(operand: Sm80Operand, threads: int, mma: MmaAtom) -> tuple[Ch
 def _copied(operand: Sm80Operand, threads: int) -> IntArray:
     """The flat coordinates mn + MN * k of all vectors: (request, lane, element)."""
     copy, extent = operand.copy, operand.smem.extent
-    width = copy.vector_bytes // operand.dtype.bytes
+    width = copy.span // operand.unit.bytes
     step = (0, 1) if operand.major == "K" else (1, 0)
     lanes, run = np.arange(threads)[:, None], np.arange(width)[None, :]
     found = []
@@ -159,8 +163,8 @@ def _copies(operand: Sm80Operand, threads: int) -> Check:
     mn, k = coords % tile.extent[0], coords // tile.extent[0]
     bytes_ = tile.byte(mn, k)
     crooked = (bytes_ != bytes_[..., :1] + np.arange(coords.shape[2]) * tile.dtype.bytes).any()
-    if crooked or (bytes_[..., 0] % copy.vector_bytes).any():
-        witness = witness or f"a vector of {copy.vector_bytes} bytes is no run of bytes of {tile}"
+    if crooked or (bytes_[..., 0] % copy.span).any():
+        witness = witness or f"a vector of {copy.span} bytes is no run of bytes of {tile}"
     away = {(i, j): tuple(int(x) for x in copy.coordinates(0, i, j)) for i, j in copy.indices}
     for index, distance in away.items():
         steps = [x - y for x, y in zip(copy.coordinates(np.arange(threads), *index),
@@ -177,9 +181,14 @@ def _copies(operand: Sm80Operand, threads: int) -> Check:
 
 def _coalesced(operand: Sm80Operand, copied: IntArray) -> Check:
     """A warp's request touches as few sectors as its bytes need, for an aligned pitch."""
-    extent, element = operand.smem.extent, operand.dtype
+    extent, element = operand.smem.extent, operand.unit
     # a pitch of an odd number of vectors: contiguous lines would hide what is scattered
     pitch = extent[1 if operand.major == "K" else 0] + 128 // element.bytes
+    if operand.padded:  # bytes of packed elements in global memory
+        mn, k = copied[..., 0] % extent[0], operand.memory_bytes(copied[..., 0] // extent[0])
+        run = np.arange(operand.copy.vector_bytes)
+        extent = extent[0], operand.memory_bytes(extent[1])
+        copied = mn[..., None] + extent[0] * (k[..., None] + run)
     lines = Layout(extent, (pitch, 1) if operand.major == "K" else (1, pitch))
     width = min(copied.shape[2] * element.bytes, VECTOR_BYTES)
     asked = AccessPattern(f"reads of {operand.name}", "ld.global", copied[:, :, : width // element.bytes])
@@ -214,14 +223,14 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
 
     From the addresses that the lanes give, and from the map of ldmatrix, of a plain load, or of prmt.
     """
-    how, bits = operand.load, operand.dtype.bits
+    how, bits = operand.load, operand.unit.bits
     lanes = np.arange(WARP)
     if how.words:
         mn, k = how.rows(lanes, load, step)
         away = np.asarray(how.words)
         return (np.asarray(mn)[:, None, None] + away[None, :, :1], np.asarray(k)[:, None, None] + away[None, :, 1:])
     along_k = operand.major == "K"
-    copy = ldmatrix(4, transpose=not along_k, element=operand.dtype)
+    copy = operand.matrices
     width = VECTOR_BYTES * 8 // bits
     element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T  # (lane, value)
     row, inside = element // width, element % width
@@ -248,7 +257,7 @@ def _fed(operand: Sm80Operand, atom: MmaAtom) -> Check:
     """Every element of every register is the one that the instruction expects."""
     load, name = operand.load, operand.name
     lanes = np.arange(WARP)[:, None]
-    per, block = 32 // operand.dtype.bits, atom.tile_of(name)[0]
+    per, block = 32 // operand.unit.bits, atom.tile_of(name)[0]
     places, depth = atom.coords(name), atom.shape_mnk[2]
     values = np.arange(int(places[1].size))[None, :]
     rows, ks = (np.asarray(x) for x in places(lanes, values))
@@ -284,7 +293,7 @@ def _flat(operand: Sm80Operand, mn: IntArray, k: IntArray) -> IntArray:
 def _rows_read(operand: Sm80Operand) -> AccessPattern:
     """The rows that ldmatrix reads by the plan's own addresses: (request, lane, element)."""
     load = operand.load
-    run = np.arange(VECTOR_BYTES // operand.dtype.bytes)
+    run = np.arange(VECTOR_BYTES // operand.unit.bytes)
     found = []
     for number, step in product(range(load.loads), range(load.steps)):
         mn, k = (np.asarray(x) + np.zeros(WARP, np.int64) for x in load.rows(np.arange(WARP), number, step))

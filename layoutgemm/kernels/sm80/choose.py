@@ -16,10 +16,12 @@ from ..epilogue.chain import Epilogue
 from ..operand_orders import KernelChoice
 from ..plan import BARRIER_BYTES
 from ..ragged import AlongK, Ragged
+from .block_scales import SCALED_K
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
 
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
+FEW_TILES = 170  # multiprocessors of the largest GPU of compute capability 12.0
 _LARGE = (128, 256)
 _MOST_SUMS = 64  # of a thread, beside as many totals
 
@@ -61,6 +63,23 @@ def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: 
     if stmatrix and target.smem_per_block >= shared_bytes(deep):
         return deep, f"128x256x64: {tiles} tiles, persistent"
     return flat, f"128x256x32: {tiles} tiles, persistent"
+
+
+def scaled_candidates(m: int, n: int, batch: int, c: DType) -> Iterator[Sm80Config]:
+    """Configurations for products with block scales, which no GPU has measured. The best first.
+
+    Tiles are chunks of 128 rows of factors, or parts of one for few rows or few tiles.
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> [next(scaled_candidates(m, 4096, 1, dtype("bf16"))).tile for m in (8, 512, 4096)]
+    [(16, 128), (64, 64), (128, 128)]
+    """
+    if m <= ROUND_ROWS:
+        for tile_k in (SCALED_K, 2 * SCALED_K):  # of 4 bits the first has too few vectors of A for all threads
+            yield Sm80Config((ROUND_ROWS, 128), tile_k, warps=(1, 4), group=8, stmatrix=c.bits == 16)
+    elif -(-m // 128) * -(-n // 128) * batch < FEW_TILES:
+        yield Sm80Config((64, 64), warps=(2, 2), group=8, stmatrix=c.bits == 16)
+    yield Sm80Config((128, 128), warps=(2, 4), group=8, stmatrix=c.bits == 16)
 
 
 def holding_groups(config: Sm80Config, epilogue: Epilogue | None, sums: int = 1) -> Sm80Config:

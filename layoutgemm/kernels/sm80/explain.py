@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..explain import explain_several, explain_workspace
 from ..indexed.added_rows import explain_added
+from ..operands.block_scales import CHUNK_FACTORS, CHUNK_ROWS
 from ..operands.prologue import prologue_line
 from ..operands.thread_numbers import explain_promoted
 from ..orders import described_order
@@ -30,6 +31,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
     ]
     lines += _operand(plan.a)
     lines += _operand(plan.b) if plan.weights is None else explain_packed(plan.b)
+    lines += _scales(plan)
     smem = plan.smem
     lines += [
         f"ring         {plan.stages} stages of {smem.a_stage_bytes} bytes, copies {plan.stages - 1} k tiles ahead, "
@@ -55,6 +57,20 @@ def explain_sm80(plan: Sm80Plan) -> str:
         explain_workspace(plan),
     ]
     return "\n".join(lines)
+
+
+def _scales(plan: Sm80Plan) -> list[str]:
+    """The block scales of a plan that has them."""
+    scales = plan.scales
+    if scales is None:
+        return []
+    chunks = " and ".join([f"{groups}x{scales.chunks}" for groups in scales.groups])
+    return [
+        f"scales       {scales.format.name}: a {scales.format.scale} for every {scales.format.vector} elements of K; "
+        f"{chunks} chunks of {CHUNK_ROWS} rows and {CHUNK_FACTORS} factors a stage, {scales.bytes} bytes",
+        f"  loads      a word a lane for {scales.depths} depth(s): {scales.registers(0)} of A, "
+        f"{scales.registers(1)} of B",
+    ]
 
 
 def _rows(plan: Sm80Plan) -> str:

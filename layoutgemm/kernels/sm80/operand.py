@@ -10,6 +10,9 @@ computes once, and constants. That is possible because a swizzle leaves alone wh
     ---------    ----   ----------------------    ------------------------------------------------------------------
     bf16, f16    16     ldmatrix                  ldmatrix.trans
     tf32         32     ldmatrix                  ld.shared, a word each: .trans moves pairs of bytes, half a word
+    e2m1          4     ldmatrix of bytes         none: two elements of K share a byte
+    padded        6, 4  ldmatrix.b8x16, shl       none. Of a kind that takes bytes 16 elements lie packed at the start
+                                                  of 16 bytes, and ldmatrix unpacks them
     fp8, int8     8     ldmatrix                  ldmatrix.trans of rows in an order of their own, then prmt: .trans
                                                   keeps two neighbours along MN together, and prmt parts them
 """
@@ -21,18 +24,35 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...atoms import MmaAtom, SmemTile, TiledCopy, TmaPlan, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
+from ...atoms import (
+    CopyAtom,
+    MmaAtom,
+    SmemTile,
+    TiledCopy,
+    TmaPlan,
+    cp_async,
+    ldmatrix,
+    make_tiled_copy,
+    mma_sync,
+    operand_map,
+    smem_tile,
+)
 from ...atoms.copy.base import VECTOR_BYTES, WARP
+from ...atoms.mma.base import Container
+from ...atoms.smem.tile import packing_of
 from ...atoms.tma.derive import derive as derive_tma
-from ...dtypes import DType
+from ...dtypes import DType, u8
 from ...errors import PlanError
 from ...layouts import Layout
 from ...memo import memoized
-from ..derive import Operand
+from ..derive import Operand, memory_unit
+from ..numbers import W
 from ..operands.product import SideBySide
 from ..thread_addresses import Index, ThreadAddresses
 
 _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
+ELEMENTS_TOGETHER = 16  # padded elements, which lie packed at the start of 16 bytes
+PADDED = {4: "b4x16_p64", 6: "b6x16_p32"}  # bits of an element -> ldmatrix's name of its padding
 
 # Rows (or columns) 0 to 7 of an instruction are the even ones of 16 of an MN-major operand of bytes, 8 to 15 the odd.
 PARTED = Layout((8, 2), (2, 1))
@@ -45,12 +65,14 @@ class TileCopy:
     """The threads' copies of an operand's tile from global to shared memory.
 
     vector   bytes of one access to global memory: 16, 8 or 4 by cp.async, or one element where lines are aligned to
-             less; elements are gathered into 16 bytes and stored
+             less; elements are gathered into 16 bytes and stored. 16 padded elements are 12 bytes or 8
+    span     bytes of shared memory that a vector covers, padding included
     tiled    the copy: threads and the vectors that each writes to shared memory
     parts    how many vectors a thread writes, along (MN, K) of the tile
     """
 
     vector: int
+    span: int
     tiled: TiledCopy
     parts: tuple[int, int]
     coordinates: _First  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
@@ -64,7 +86,12 @@ class TileCopy:
     @property
     def by_elements(self) -> bool:
         """True if elements are loaded one by one."""
-        return self.vector not in _ASYNC
+        return self.vector < min(_ASYNC)
+
+    @property
+    def access(self) -> int:
+        """Bytes of one cp.async of a vector: 4 of a vector of 12."""
+        return self.vector if self.vector in _ASYNC else min(_ASYNC)
 
     @property
     def indices(self) -> list[Index]:
@@ -72,10 +99,13 @@ class TileCopy:
         return [(i, j) for i in range(self.parts[0]) for j in range(self.parts[1])]
 
     @classmethod
-    def derive(cls, tile: SmemTile, threads: int, vector: int) -> TileCopy:
-        """Lanes run along a line, at most one swizzle span, then over the lines."""
+    def derive(cls, tile: SmemTile, threads: int, vector: int, padded: bool = False) -> TileCopy:
+        """Lanes run along a line, at most one swizzle span, then over the lines.
+
+        padded  the vector lies at the start of 16 bytes
+        """
         across, along = (0, 1) if tile.major == "K" else (1, 0)
-        written = vector if vector in _ASYNC else VECTOR_BYTES
+        written = vector if vector in _ASYNC and not padded else VECTOR_BYTES
         width = written // tile.dtype.bytes
         lanes = min(min(tile.extent[along], tile.span_elements) // width, threads)
         lines = min(threads // lanes, tile.extent[across])
@@ -97,7 +127,7 @@ class TileCopy:
         parts = (int(places[2].size), int(places[3].size))
         indices = [(i, j) for i in range(parts[0]) for j in range(parts[1])]
         found = ThreadAddresses.derive(lambda t, index: tile.byte(*coordinates(t, *index)), threads, indices)
-        return cls(vector, tiled, parts, coordinates, found)
+        return cls(vector, written, tiled, parts, coordinates, found)
 
 
 @dataclass(frozen=True)
@@ -153,7 +183,8 @@ class Sm80Operand:
     """One input operand.
 
     name, dtype, order, major   as in OperandPlan
-    smem       tile of a block in shared memory, one stage
+    smem       tile of a block in shared memory, one stage, in units of memory: see `unit`
+    container  the part of a byte that an element of 6 or 4 bits is in, in registers; None but for padded elements
     copy       global to shared memory
     load       shared memory to registers
     warps      how many warps share the tile along M (of A) or N (of B)
@@ -171,11 +202,41 @@ class Sm80Operand:
     warps: int
     tma: TmaPlan | None = None
     beside: SideBySide | None = None
+    container: Container | None = None
 
     @cached_property
     def warp_extent(self) -> int:
         """M (of A) or N (of B) of one warp."""
         return self.smem.extent[0] // self.warps
+
+    @property
+    def unit(self) -> DType:
+        """The type that shared memory counts in. Bytes for 6 bits and 4, of two elements of 4 where not padded."""
+        return self.smem.dtype
+
+    @property
+    def padded(self) -> bool:
+        """True for elements of 6 or 4 bits that have a byte each in shared memory."""
+        return self.container is not None
+
+    @property
+    def per_unit(self) -> int:
+        """Elements of K in a unit of shared memory."""
+        return 1 if self.padded else self.unit.bits // self.dtype.bits
+
+    @property
+    def tile_depth(self) -> int:
+        """Elements of K in the tile."""
+        return self.smem.extent[1] * self.per_unit
+
+    @property
+    def matrices(self) -> CopyAtom:
+        """The ldmatrix of its fragments."""
+        return _matrices(self.smem, self.dtype, self.padded)
+
+    def memory_bytes(self, units: W) -> W:
+        """Bytes of global memory of units of shared memory; of padded elements whole groups of 16."""
+        return units * self.dtype.bits // u8.bits if self.padded else units * self.unit.bytes
 
     @property
     def mn_order(self) -> Layout:
@@ -194,10 +255,33 @@ def derive_operand(
     major = "K" if (spec.order == "row") == (name == "A") else "MN"
     words = spec.dtype.bits == 32 and major == "MN"
     swizzle = "128B_ATOM_32B" if words else None
-    tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
-    load = _fragment_load(name, tile, warps, atom)
-    copy = TileCopy.derive(tile, threads, vector)
-    return Sm80Operand(name, spec.dtype, spec.order, major, tile, copy, load, warps)
+    unit, container = memory_unit(spec.dtype), atom.a_container if name == "A" else atom.b_container
+    depth = tile_k if container is not None else tile_k * spec.dtype.bits // unit.bits
+    tile = smem_tile((extent, depth), unit, major, swizzle)
+    if container is not None:
+        vector = ELEMENTS_TOGETHER * spec.dtype.bits // u8.bits
+    copy = TileCopy.derive(tile, threads, vector, container is not None)
+    load = _fragment_load(name, tile, warps, in_units(atom), spec.dtype, container is not None)
+    return Sm80Operand(name, spec.dtype, spec.order, major, tile, copy, load, warps, container=container)
+
+
+def _matrices(tile: SmemTile, kind: DType, padded: bool) -> CopyAtom:
+    """The ldmatrix of a tile's fragments; `kind`: of the elements."""
+    if padded:
+        return ldmatrix(4, f"m8n16.b8x16.{packing_of(kind, PADDED[kind.bits])}")
+    return ldmatrix(4, transpose=tile.major == "MN", element=tile.dtype)
+
+
+def in_units(atom: MmaAtom) -> MmaAtom:
+    """The instruction on units of memory. That on bytes, for one whose registers hold two elements to a byte.
+
+    >>> print(in_units(mma_sync((16, 8, 64), "e2m1", kind="mxf4")))
+    mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32
+    """
+    if atom.element_bits("A") >= u8.bits:
+        return atom
+    m, n, k = atom.shape_mnk
+    return mma_sync((m, n, k * atom.element_bits("A") // u8.bits), u8)
 
 
 def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:
@@ -212,14 +296,14 @@ def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:
     return replace(operand, tma=tma.batched("l") if batch > 1 else tma)
 
 
-def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> FragmentLoad:
+def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom, kind_of: DType, padded: bool) -> FragmentLoad:
     extent = tile.extent[0] // warps
     depth, block = atom.shape_mnk[2], atom.tile_of(name)[0]
     steps = tile.extent[1] // depth
     blocks = 16 // block  # a load fills 16 of M or of N: four registers
     if tile.major == "K" or tile.dtype.bits == 16:
         kind = "ldmatrix" if tile.major == "K" else "ldmatrix.trans"
-        copy = ldmatrix(4, transpose=tile.major == "MN", element=tile.dtype)
+        copy = _matrices(tile, kind_of, padded)
         rows: _Row = _Rows(operand_map(copy, atom, name, (blocks, 1)), block * blocks, depth)
         words: tuple[tuple[int, int], ...] = ()
     elif tile.dtype.bits == 32:

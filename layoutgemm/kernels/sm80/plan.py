@@ -19,16 +19,19 @@ from ...arch import arch as arch_named
 from ...arguments import check_range, checked, shown
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import WARP
+from ...atoms.mma.base import NARROW
 from ...atoms.targets import exists_on
+from ...dtypes import u8
 from ...errors import PlanError
 from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Schedule
 from ..column_groups import check_groups
-from ..derive import Operand, OperandSpec, check_pair, refused_output
+from ..derive import Operand, OperandSpec, check_pair, memory_unit, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows, check_rows_lie
 from ..numbers import W
+from ..operands.block_scales import NAMES, ScaleFormat, check_lines, scale_format
 from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined
 from ..operands.gated import check_sums, combination, epilogue_behind
@@ -61,9 +64,11 @@ from ..plan import (
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
 from ..ragged import AlongK, Ragged
+from .block_scales import SCALED_K, Sm80Scales, check_scales, scaled_atom, scales_of
 from .fragment import WarpFragment
 from .groups import check_groups as check_groups_of
 from .groups import launched_rows
+from .narrow import check_narrow, check_padded, narrow_types
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
 from .promoted import promoted_of
 from .quantized.experts import check_experts
@@ -152,7 +157,11 @@ class Sm80Smem(StoreSmemMap):
 
     A stage holds a tile of A and one of B. C's buffers lie over the stages, which are free
     when C is stored, or behind them in a persistent kernel. TMA loads have an mbarrier a stage behind them.
+
+    scales_offset  of the block scales in a stage, behind B; of a plan that has none, that of the next tile
     """
+
+    scales_offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +171,7 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
     split     the parts of K, or None; see `kernels.sm80.quantized.split`
+    scales    the block scales, or None; see `kernels.sm80.block_scales`
 
     What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them; n is C's columns.
     """
@@ -183,6 +193,7 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
     config: Sm80Config = field(default_factory=Sm80Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
     split: SplitK | None = None
+    scales: Sm80Scales | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -203,11 +214,13 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
+        """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'. Block
+        scales' are the last."""
         groups = () if self.mainloop is None else self.mainloop.words
         groups += () if self.groups is None else self.groups.words
         own = (SPLIT_SUMS,) * (self.split is not None)
         own += () if self.prologue is None else self.prologue.words
+        own += () if self.scales is None else NAMES
         return (*self.epilogue.words, *groups, *self.operand_words, *self.order.words, *self.index_words, *own)
 
     @property
@@ -267,13 +280,16 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
         mainloop: Promoted | None = None,
+        scales: ScaleFormat | str | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
         arch     the target of the code, by any of its names; see `layoutgemm.arch`
         a, b     bf16, f16, tf32 (f32 in memory, of which the instruction reads the upper 19 bits), i8, u8, and from
-                 sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major
+                 sm_89 on e4m3, e5m2; ":row" (default) or ":col". b defaults to a's type, row-major. From sm_120a on
+                 e3m2, e2m3 and e2m1 too, mixed at will with each other, e4m3 and e5m2: a "row" A and a "col" B of
+                 these, and K a multiple of 16
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
                  integer ones, and these floats behind an epilogue; row-major
         batch    matrices
@@ -291,6 +307,10 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`: see
                  `kernels.sm80.groups`
         mainloop what happens to the sum of each K block, where it is more than added: see `kernels.operands.promoted`
+        scales   "mxfp8" (a and b e4m3 or e5m2), "mxf8f6f4" (those, e3m2, e2m3 and e2m1, mixed at will), "mxfp4" or
+                 "nvfp4" (both e2m1): a factor for every 32 elements of K, or 16, of each row of A and column of B, from
+                 sm_120a on; a "row" A and a "col" B. The launch's last words
+                 are the factors, "scale_a" and "scale_b". See `kernels.operands.block_scales`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -299,38 +319,37 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         """
         config = config or (Sm80Config() if weights is None else PACKED)
         target = arch_named(arch)
-        check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
-        check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
+        _check_sizes((m, n, k), batch)
         b, config = _checked_packed(weights, experts, (k, batch), config, (a, b), epilogue)
         second = pair_of(pair, sums := combination(gated))
         epilogue = epilogue_behind(sums, epilogue)
-        a_spec, b_spec, atom = _typed(a, b, target)
+        a_spec, b_spec, atom, form = _typed(a, b, target, scales, k)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
-        check_epilogue(epilogue, c_spec)
-        check_promotes(mainloop, atom, c_spec)
+        _check_stored(epilogue, mainloop, atom, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue, batch == 1 and ragged is None)
-        tile_k = stage_depth(mainloop.depth if mainloop else config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        tile_k = _stage_depth(config, mainloop, form, a_spec, atom)
         threads = _checked_threads(config, target, batch)
         asked = Asked(
             gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue, ragged=ragged,
             along_k=along_k, epilogue=epilogue, mainloop=mainloop,
         )  # fmt: skip
         mainloop = promoted_of(mainloop, asked, config, n)
-        _check_asked(asked, (a_spec, b_spec), config, order)
+        _check_asked(asked, (a_spec, b_spec), config, order, form)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
         a_plan, b_plan = _operand_plans((a_spec, b_spec, c_spec), config, tile_k, (threads, *vectors), atom, asked)
         columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
         store = Sm80Store.derive(atom, columns, c_spec, vectors[2], (a_plan.mn_order, b_plan.mn_order), config.stmatrix)
-        stages, smem = _ring(target, a_plan, b_plan, store, config)
+        factors = scales_of(form, atom, (tile_m, tile_n, tile_k), config.warps)
+        stages, smem = _ring(target, a_plan, b_plan, store, config, factors)
         schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
-        of_warp = tile_m // along_m * (tile_n // along_n)
-        split = split_of(config.split, threads, of_warp // WARP, tile_count(k, tile_k), weights)
+        sums_of_lane = tile_m // along_m * (tile_n // along_n) // WARP
+        split = split_of(config.split, threads, sums_of_lane, tile_count(k, tile_k), weights)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
-            prologue=prologue, ragged=ragged, along_k=along_k, mainloop=mainloop,
+            prologue=prologue, ragged=ragged, along_k=along_k, mainloop=mainloop, scales=factors,
         )  # fmt: skip
         return _checked_plan(made)
 
@@ -405,6 +424,11 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         return self.b.pieces * (WORDS + (self.b.packing.scale_words if self.b.groups else 0))
 
     @property
+    def scale_registers(self) -> int:
+        """Registers of a thread's words of block scales; 0 without them."""
+        return 0 if self.scales is None else self.scales.registers(0) + self.scales.registers(1)
+
+    @property
     def full_bytes(self) -> int:
         """Bytes that a stage's mbarrier expects: both tiles' TMA loads."""
         return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
@@ -423,6 +447,8 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
             return "sm80.device.prologue:Sm80PrologueKernel"
         if self.weights is not None:
             return "sm80.device.quantized:Sm80QuantizedKernel"
+        if self.scales is not None:
+            return "sm80.device.scaled:Sm120ScaledKernel"
         if self.config.loads == "tma":
             return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
@@ -436,6 +462,7 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         packed += f", K in {self.config.split} parts" * (self.split is not None)
         packed += f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else ""
         several = f", {self.gated}" if self.gated is not None else ""
+        several += f", {self.scales.format.name} scales" if self.scales is not None else ""
         several += f", {self.prologue}" if self.prologue is not None else ""
         several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""
         several += f", {'K' if self.along_k else 'rows'} in {self.batch} group(s)" if self.groups is not None else ""
@@ -466,18 +493,55 @@ def _like(a: OperandSpec) -> Operand:
     return Operand(Operand.parse(a).dtype, "col")
 
 
-def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
-    """The operands' types and orders, and their instruction; raises PlanError where the architecture has none."""
+def _check_sizes(sizes: tuple[int, int, int], batch: int) -> None:
+    """Raise PlanError for M, N, K or a batch outside of their ranges."""
+    m, n, k = sizes
+    check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
+    check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
+
+
+def _stage_depth(
+    config: Sm80Config, mainloop: Promoted | None, form: ScaleFormat | None, a: Operand, atom: MmaAtom
+) -> int:
+    """Elements of K in a stage: a main loop's K block, as asked, or by the type or format."""
+    asked = config.tile_k or (None if form is None else SCALED_K)
+    kind = a.dtype if atom.a_container is None else u8
+    return stage_depth(mainloop.depth if mainloop else asked, _STAGE_BYTES_OF_K, kind, atom)
+
+
+def _typed(
+    a: OperandSpec, b: OperandSpec | None, target: Arch, scales: ScaleFormat | str | None, k: int
+) -> tuple[Operand, Operand, MmaAtom, ScaleFormat | None]:
+    """The operands' types and orders, their instruction, and the format of block scales.
+
+    Raises PlanError where the architecture has no such instruction.
+    """
+    form = None if scales is None else scale_format(scales)
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
     for name, spec in (("a", a_spec), ("b", b_spec)):
-        if spec.dtype.name not in _INSTRUCTIONS:
-            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_INSTRUCTIONS)}")
-    check_pair(a_spec, b_spec)
-    atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
+        known = tuple(dict.fromkeys([*_INSTRUCTIONS, *NARROW])) if form is None else form.types
+        if spec.dtype.name not in known:
+            said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
+            raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}")
+    if form is None and narrow_types(a_spec, b_spec):
+        atom = mma_sync(_INSTRUCTIONS["e4m3"], a_spec.dtype, b_spec.dtype, kind="f8f6f4")
+    elif form is None:
+        check_pair(a_spec, b_spec)
+        atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
+    else:
+        atom = scaled_atom(form, a_spec.dtype, b_spec.dtype)
     if not exists_on(atom.archs, target):
         raise PlanError(f"a is {a_spec.dtype}: {target.name} has no {atom.ptx}; it exists from {atom.archs[0]} on")
-    return a_spec, b_spec, atom
+    check_lines(form, (a_spec, b_spec), k)
+    check_padded((a_spec, b_spec), atom, k)
+    return a_spec, b_spec, atom, form
+
+
+def _check_stored(epilogue: Epilogue, mainloop: Promoted | None, atom: MmaAtom, c: Operand) -> None:
+    """Raise PlanError for an epilogue or main loop that C's type does not have."""
+    check_epilogue(epilogue, c)
+    check_promotes(mainloop, atom, c)
 
 
 def _check_rows(
@@ -548,13 +612,16 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
 
 
 def _check_asked(
-    asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config, order: Order | None
+    asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config, order: Order | None,
+    form: ScaleFormat | None,
 ) -> None:  # fmt: skip
     """Raise PlanError for a configuration that cannot hold the sums, or load what is asked.
 
     So it does for one that has no function of A. `operands`: A and B.
     """
     check_groups_of(asked, config, operands, order)
+    check_scales(form, asked, config)
+    check_narrow(operands, asked, config)
     _check_prologue(asked, operands, config)
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
@@ -604,9 +671,9 @@ def _beside(b: Sm80Operand, sums: Combined | None, operands: tuple[Operand, Oper
 def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand]) -> list[int]:
     """Bytes of an access to A, B and C; raises PlanError for an alignment below an element's bytes."""
     for name, bytes_, spec in zip("abc", align, specs, strict=True):
-        if bytes_ < spec.dtype.bytes:
+        if bytes_ < memory_unit(spec.dtype).bytes:
             raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
-    return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
+    return [bytes_ if bytes_ >= 4 else memory_unit(spec.dtype).bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
 def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, fused: bool, target: str) -> Operand:
@@ -649,14 +716,18 @@ def _schedule(
     return found
 
 
-def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:
+def _ring(
+    target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config: Sm80Config, scales: Sm80Scales | None
+) -> tuple[int, Sm80Smem]:
     alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
     b_offset = rounded_up(a.smem.bytes, b.smem.alignment)
-    pitch = rounded_up(b_offset + b.smem.bytes, alignment)
+    scales_offset, factors = b_offset + b.smem.bytes, 0 if scales is None else scales.bytes
+    pitch = rounded_up(scales_offset + factors, alignment)
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
     buffers = config.warps[0] * config.warps[1] * BUFFERS * store.buffer_bytes
     beside = buffers if config.persistent else 0
-    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes" + f" beside {beside} of the store" * (beside > 0)
+    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes" + f" + scales {factors}" * (factors > 0)
+    taken += f" beside {beside} of the store" * (beside > 0)
     stages = fitting_stages(
         target, config.stages, LEAST_STAGES, pitch + barrier, beside, taken, DEFAULT_STAGES, config.blocks_per_sm
     )
@@ -673,6 +744,7 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
         a_stage_bytes=pitch,
         b_offset=b_offset,
         b_stage_bytes=pitch,
+        scales_offset=scales_offset,
         c_offset=stages * pitch if config.persistent else 0,
         c_buffer_bytes=store.buffer_bytes,
         barrier_offset=end,

@@ -26,12 +26,14 @@ from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
 from ..ragged import Ragged
+from ..run.hardware_model import two_to_a_byte, unpadded
 from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
 from .promoted import numbers_of_blocks
 from .quantized.experts import expert_bytes
 from .quantized.reference import filled_stage, packed_fragments
+from .scale_reference import factors_of_blocks, filled_factors
 
 if TYPE_CHECKING:
     from ..thread_addresses import Index
@@ -199,6 +201,7 @@ def _part(
             tile_b = _filled(plan, plan.b, pair.b, n0, plan.n, (k0, pair.k))
         else:
             tile_b = filled_stage(plan, pair.b[0], n0, k0)
+        factors = None if plan.scales is None else filled_factors(plan, given, corner, k0)
         for step in range(plan.steps):
             packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
@@ -208,7 +211,8 @@ def _part(
                     place = m0 + at[0] * plan.a.warp_extent, k0 + step * plan.mma.shape_mnk[2]
                     fa = _function(plan, fa, place, pair.numbers)
                 fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
-                _multiply(plan, fa, fb, total)
+                scales = None if factors is None else factors_of_blocks(plan, factors, corner, at, step)
+                _multiply(plan, fa, fb, total, scales)
         if plan.mainloop is not None:
             for warp, product_ in sums.items():
                 at = plan.warp_place(warp)
@@ -247,12 +251,14 @@ def _filled(
     along_k  the K tile's first element, and K
     """
     k0, k_end = along_k
-    copy, tile, size = operand.copy, operand.smem, operand.dtype.bytes
+    copy, tile, size = operand.copy, operand.smem, operand.unit.bytes
+    k0, k_end = (operand.memory_bytes(x // operand.per_unit) // size for x in (k0, k_end))
     memory = np.full(tile.bytes, 0xFF, np.uint8)
     threads = np.arange(plan.threads)
     run = np.arange(copy.vector_bytes // size)
     for index in copy.indices:
         mn, k = (np.asarray(x) for x in copy.coordinates(threads, *index))
+        k = operand.memory_bytes(k) // size
         which = np.zeros_like(mn)
         if operand.beside is not None:
             mn, which = (np.asarray(x) for x in operand.beside.source(mn))
@@ -268,7 +274,7 @@ def _filled(
             line, at = (k0 + k)[:, None] + 0 * run, (first + mn)[:, None] + run
             inside = (line < k_end) & (at < extent)
         line, at = np.where(inside, line, 0), np.where(inside, at, 0)
-        values = np.zeros(line.shape, operand.dtype.storage)
+        values = np.zeros(line.shape, operand.unit.storage)
         for number, matrix in enumerate(matrices):
             own = inside & (which == number)[:, None]
             values[own] = matrix[line[own], at[own]]
@@ -279,9 +285,12 @@ def _filled(
 
 def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> np.ndarray:
     """Values of one depth: (block along M or N, lane, value)."""
+    tile = unpadded(tile, operand.dtype.bits) if operand.padded else tile
     raw = np.ascontiguousarray(tile[_places_read(operand, warp, step)])
     each = plan.mma.registers(operand.name)
-    values = operand.dtype.decode(raw.view(operand.dtype.storage)).reshape(WARP, raw.shape[1] // each, -1)
+    codes = raw.view(operand.unit.storage)
+    codes = codes if operand.per_unit == 1 else two_to_a_byte(codes)
+    values = operand.dtype.decode(codes).reshape(WARP, raw.shape[1] // each, -1)
     return np.moveaxis(np.asarray(values), 1, 0)
 
 
@@ -298,7 +307,7 @@ def _places_read(operand: Sm80Operand, warp: int, step: int) -> npt.NDArray[np.i
             continue
         at = _address(operand, lanes, warp, (number, step, 0))
         rows = at[:, None] + np.arange(VECTOR_BYTES)  # (row, byte)
-        copy = ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
+        copy = operand.matrices if operand.padded else ldmatrix(4, transpose=load.kind != "ldmatrix", element="u8")
         element = np.asarray(copy.layout_dst.offsets(), np.int64).reshape(-1, WARP).T
         words = rows[element // VECTOR_BYTES, element % VECTOR_BYTES].reshape(WARP, 4, 4)
         if load.kind == "bytes":
@@ -330,8 +339,13 @@ def _held(atom: MmaAtom, name: str, values: int) -> tuple[npt.NDArray[np.int64],
     return np.asarray(i), np.asarray(j)
 
 
-def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:
-    """All products of a depth, each operand as the instruction's own map reads its registers."""
+def _multiply(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray, scales: Sequence[np.ndarray] | None = None
+) -> None:
+    """All products of a depth, each operand as the instruction's own map reads its registers.
+
+    scales  factors of A's elements, (block, row, k), and of B's; None without block scales
+    """
     atom = plan.mma
     m, n, k = atom.shape_mnk
 
@@ -344,6 +358,8 @@ def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) ->
     left, right = matrix("A", m, a), matrix("B", n, b)
     wide = np.int64 if atom.c_dtype.name == "i32" else np.float64  # exact, or rounded once
     left, right = left.astype(wide), right.astype(wide)
+    if scales is not None:
+        left, right = left * scales[0], right * scales[1]
     i, j = _held(atom, "C", atom.accumulator_registers)
     whole = np.einsum("xik,yjk->xyij", left, right)
     sums += whole[:, :, i, j].astype(sums.dtype)

@@ -244,11 +244,13 @@ def scaled_matmul(
         a, b                            scale_a, scale_b   a factor for           recipe
         float8_e4m3fn, float8_e5m2      float8_e8m0fnu     32 of K                BlockWise1x32
         float4_e2m1fn_x2, (M, K / 2)    float8_e8m0fnu     32 of K                BlockWise1x32
+        one of each                     float8_e8m0fnu     32 of K                BlockWise1x32
         float4_e2m1fn_x2, (M, K / 2)    float8_e4m3fn      16 of K                BlockWise1x16
 
     Factors are (M, K / 32), which are copied, or lie contiguously by SwizzleType.SWIZZLE_32_4_4, padded to 128 rows and
     4 factors, in any other shape; `swizzle_a` says so where the shape does not. [factors, number] has a float32 scale
-    of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(). Bias and activation go with
+    of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(), one of compute capability 12.0
+    or 12.1 by mma.sync. Bias and activation go with
     them, or an epilogue; no gate, no other parts and no out_recipe. Beside an epilogue a scale of the whole operand is
     its first step. Their sums are float32, whatever use_fast_accum is. On the CPU a factor below 0 is refused; on a GPU
     none is looked at, and its sign is not read.

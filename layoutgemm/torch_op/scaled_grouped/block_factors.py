@@ -3,7 +3,7 @@
     order             factors of `rows` rows, one for each K block of 32 or 16 elements
     ----------------  ------------------------------------------------------------------------------------------------
     "NO_SWIZZLE"      ([batch,] rows, K blocks) of any strides; copied to the order below
-    "SWIZZLE_32_4_4"  the contiguous order of `kernels.sm100.block_scales`, in any shape; read where they lie
+    "SWIZZLE_32_4_4"  the contiguous order of `kernels.operands.block_scales`, in any shape; read where they lie
 
 Groups of rows have the chunks of each group one behind the other, each group's rows padded to 128, as torch and cuBLAS
 take them. A kernel's tensor map has as many chunks as any groups of so many rows need.
@@ -20,10 +20,7 @@ import torch
 
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
-from ...kernels.plan import tile_count
-from ...kernels.run.operand_checks import resolved
-from ...kernels.run.torch_tensors import TORCH_NAMES
-from ...kernels.sm100.block_scales import (
+from ...kernels.operands.block_scales import (
     CHUNK_BYTES,
     CHUNK_FACTORS,
     CHUNK_ROWS,
@@ -32,12 +29,15 @@ from ...kernels.sm100.block_scales import (
     blocked_view,
     chunk_rows,
 )
+from ...kernels.plan import tile_count
+from ...kernels.run.operand_checks import resolved
+from ...kernels.run.torch_tensors import TORCH_NAMES
 from ..reference import exact
 
-_TORCH_FORMS = [form for form in FORMATS.values() if all(name in TORCH_NAMES for name in form.types)]
 ELEMENTS = {
     getattr(torch, TORCH_NAMES[name]): name
-    for form in _TORCH_FORMS for name in form.types if hasattr(torch, TORCH_NAMES[name])
+    for form in FORMATS.values() for name in form.types
+    if dtype(name).bits != 6 and hasattr(torch, TORCH_NAMES[name])  # torch has bytes of 6-bit floats alone
 }  # fmt: skip
 FACTORS = {
     getattr(torch, TORCH_NAMES[form.scale.name]): form.scale.name
@@ -159,7 +159,7 @@ def blocked_tables(
 def copied_factors(lines: Lines, scales: Mapping[str, torch.Tensor]) -> list[tuple[str, int]]:
     """The factors that are copied into the kernel's order: why, and bytes."""
     return [
-        (f"{name}: shape {list(x.shape)}, and tcgen05.cp takes chunks by {BLOCKED}", line.bytes)
+        (f"{name}: shape {list(x.shape)}, and the kernel takes chunks by {BLOCKED}", line.bytes)
         for (name, x), line in zip(scales.items(), lines, strict=True)
         if tuple(x.shape) == line.shape
     ]
@@ -200,6 +200,15 @@ def elements_of_k(a: torch.Tensor) -> int:
     return int(a.shape[-1] * (2 if a.dtype == PAIRS else 1))
 
 
+def depth_of_b(b: torch.Tensor) -> int:
+    """Elements of K in a column of B; a byte of `float4_e2m1fn_x2` has two.
+
+    >>> depth_of_b(torch.ones(4, 2)), elements_of_k(torch.ones(3, 4))
+    (4, 4)
+    """
+    return elements_of_k(b.mT)
+
+
 def has_factors(a: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None) -> bool:
     """True if a product is one with block scales, by its types.
 
@@ -230,7 +239,7 @@ def format_of(
             raw = f"; bytes of e8m0 are {name}.view(torch.float8_e8m0fnu)" if x.dtype == torch.uint8 else ""
             raise OperandError(f"{name} is {x.dtype}: factors are {listed_types(FACTORS)}{raw}")
     elements, factors = {ELEMENTS[x.dtype] for x in (a, b)}, {FACTORS[x.dtype] for x in (scale_a, scale_b)}
-    for form in _TORCH_FORMS:
+    for form in FORMATS.values():
         if elements <= set(form.types) and factors == {form.scale.name}:
             for side, recipe in zip("ab", names, strict=True):
                 if recipe and recipe != f"BlockWise1x{form.vector}":
@@ -239,20 +248,22 @@ def format_of(
             return form
     own = f"a is {a.dtype}, b {b.dtype}, scale_a {scale_a.dtype}, scale_b {scale_b.dtype}"
     known = "; ".join([
-        f"{form.name}: {' and '.join(TORCH_NAMES[x] for x in form.types)} with {TORCH_NAMES[form.scale.name]}"
-        for form in _TORCH_FORMS
+        f"{form.name}: {listed_types([kind for kind, x in ELEMENTS.items() if x in form.types])} with "
+        f"{TORCH_NAMES[form.scale.name]}"
+        for form in FORMATS.values()
     ])  # fmt: skip
     raise OperandError(f"{own}: formats are {known}")
 
 
-def format_by_recipe(kind: torch.dtype, recipe: str) -> ScaleFormat:
-    """The format of elements of that type with that recipe, which have been checked.
+def format_by_recipe(a: torch.Tensor, b: torch.Tensor, recipe: str) -> ScaleFormat:
+    """The format of operands with that recipe, which have been checked.
 
-    >>> format_by_recipe(torch.float8_e5m2, "BlockWise1x32").name
+    >>> one = torch.ones(2, 2)
+    >>> format_by_recipe(one.to(torch.float8_e5m2), one.to(torch.float8_e4m3fn), "BlockWise1x32").name
     'mxfp8'
     """
-    name = ELEMENTS[kind]
-    return next(x for x in _TORCH_FORMS if name in x.types and recipe == f"BlockWise1x{x.vector}")
+    names = {ELEMENTS[a.dtype], ELEMENTS[b.dtype]}
+    return next(x for x in FORMATS.values() if names <= set(x.types) and recipe == f"BlockWise1x{x.vector}")
 
 
 def listed_types(kinds: Iterable[torch.dtype]) -> str:

@@ -1,7 +1,7 @@
-"""scaled_matmul with the block scales of tcgen05: MXFP8, MXFP4 and NVFP4.
+"""scaled_matmul with the tensor cores' block scales: MXFP8, MXFP4 and NVFP4.
 
-`kernels.sm100.block_scales.FORMATS` has the types and the elements of K that share a factor. A call has for each of a
-and b its factors, and one float32 scale of the whole operand or none:
+`kernels.operands.block_scales.FORMATS` has the types and the elements of K that share a factor. A call has for each of
+a and b its factors, and one float32 scale of the whole operand or none:
 
     scale_a            recipe_a                        factors of a, and the scale of all of a
     -----------------  ------------------------------  -------------------------------------------
@@ -26,10 +26,10 @@ import torch
 from ...arguments import nearest, shown
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
+from ...kernels.operands.block_scales import FORMATS
 from ...kernels.plan import tile_count
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm100.block_scales import FORMATS
-from ...kernels.sm100.plan import Sm100Config, Sm100Plan
+from ...kernels.sm80.plan import Sm80Config
 from ..bias_activation import GATES
 from ..checks import check_activation, check_device, check_out, copied, needs_dispatcher, refuse_derivatives, stored_as
 from ..compiled.constant_objects import constant_of_objects
@@ -49,11 +49,12 @@ from .block_factors import (
     PLAIN_ORDER,
     FactorLines,
     block_sums,
+    depth_of_b,
     elements_of_k,
     format_of,
     listed_types,
 )
-from .by_mma import MmaProduct, mma_plan
+from .by_mma import MmaProduct, mma_plan, scaled_by_mma
 from .epilogue import scale_step
 from .gated import why_by_torch
 from .kept import KeptKey, Key, find, launch
@@ -167,9 +168,12 @@ def check_options(
         orders = PLAIN_ORDER, BLOCKED
         found[f"swizzle_{side}"] = _first(f"swizzle_{side}", swizzle, "SwizzleType", orders, PLAIN_ORDER, count)
     check_config(config)
-    if config is not None and not asks_tcgen05(config):
+    if config is not None and not asks_tcgen05(config) and not isinstance(config, Sm80Config):
         kind = type(config).__qualname__
-        raise OperandError(f"config is an {kind}: block scales are tcgen05's, config=Sm100Config() asks for it")
+        raise OperandError(
+            f"config is an {kind}: block scales are tcgen05's, config=Sm100Config() asks for it, or mma.sync's of "
+            "sm_120a, an Sm80Config"
+        )
     if out_recipe is not None:
         raise OperandError(_NO_OUT_RECIPE)
     return BlockOptions(**found)
@@ -198,9 +202,9 @@ def checked_block_scaled(
     refuse_derivatives(of.named, WAY_OUT)
     a, b = of.a, of.b
     form = format_of(of.a, of.scale_a, of.b, of.scale_b, options[:2])
-    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or elements_of_k(a) != depth_of_b(b) or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
-        pairs = "; a byte has two elements of K, of a and of b" if a.dtype == PAIRS else ""
+        pairs = f"; a byte of {PAIRS} has two elements of K" if PAIRS in (a.dtype, b.dtype) else ""
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both{pairs}")
     kind = stored_as(torch.float8_e4m3fn, out_dtype, a.dtype)
     front, k = tuple(a.shape[:-2]), elements_of_k(a)
@@ -254,7 +258,7 @@ def block_epilogue(scales: tuple[str, ...], bias: str | None, activation: str | 
 def plan_of(
     call: BlockScaledCall, of: BlockFactors, activation: str | None, config: Config | None
 ) -> tuple[GroupsPlan, str]:
-    """The plan of a product, and why this configuration. Raises OperandError where tcgen05 was not asked for."""
+    """The plan of a product, and why this configuration. Raises OperandError where no kernel takes block scales."""
     index = of.a.get_device()
     m, n = call.shape[-2:]
     scales = tuple([name for name in ("global_a", "global_b") if name in of.named])
@@ -262,9 +266,7 @@ def plan_of(
     types = ELEMENTS[of.a.dtype], f"{ELEMENTS[of.b.dtype]}:col", C_NAMES[call.kind]
     sizes = m, n, call.k, prod(call.shape[:-2])
     product = MmaProduct(sizes, types, epilogue=epilogue or None, gate=gate_of(activation), form=call.form)
-    plan, why = mma_plan(product, index, config)  # type: ignore[arg-type]
-    assert isinstance(plan, Sm100Plan)
-    return plan, why
+    return mma_plan(product, index, config)  # type: ignore[arg-type]
 
 
 def block_scaled_product(
@@ -286,7 +288,7 @@ def block_scaled_product(
             call._replace(shape=call.shape[1:]), one, activation, config, None if out is None else out[0]
         )
         return c.unsqueeze(0) if out is None else out
-    if call.halves > 1 and why_by_torch(of.b, factors=True):
+    if call.halves > 1 and (scaled_by_mma(of.a.get_device(), config) or why_by_torch(of.b, factors=True)):
         wide = block_scaled_product(call.ungated, of._replace(bias=None), None, config)
         value = finished_by_torch(wide, of.bias, BiasActivation(of.bias, activation), call.kind)
         return value if out is None else out.copy_(value)
@@ -311,7 +313,7 @@ def _call(
     global_a: torch.Tensor | None = None, global_b: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     activation: str | None = None, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
     swizzle_a: str = "", swizzle_b: str = "", config: str = "",
-) -> tuple[BlockScaledCall, BlockFactors, str | None, Sm100Config | None]:  # fmt: skip
+) -> tuple[BlockScaledCall, BlockFactors, str | None, Config | None]:  # fmt: skip
     of, own = BlockFactors(a, scale_a, b, scale_b, global_a, global_b, bias), plain_config(config)
     options = check_options(recipe_a or None, recipe_b or None, swizzle_a or None, swizzle_b or None, (1, 1), own)
     return checked_block_scaled(of, activation, None, out_dtype, options), of, activation, own

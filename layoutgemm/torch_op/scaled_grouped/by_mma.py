@@ -14,6 +14,7 @@ from ...arch import arch
 from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.block_scales import FORMATS
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
@@ -22,7 +23,6 @@ from ...kernels.planner import PlanParts, mma_configs, plan, without_block_scale
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm100.block_scales import FORMATS
 from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ..prepared import target
 from ..types import GroupsConfig
@@ -40,6 +40,19 @@ def batch_config(config: GroupsConfig | None) -> Sm90Config | None:
     if isinstance(config, Sm80Config):
         raise OperandError("config is an Sm80Config: a batch without groups is a product of matmul, which chooses it")
     return cast("Sm90Config | None", config)  # or an Sm100Config, which `prepared.target` knows
+
+
+def no_block_scales(index: int, config: object, form: str = "mxfp8") -> str:
+    """Why no kernel of a GPU takes block scales, or "". `config`: an Sm100Config asks for tcgen05's kernel."""
+    if isinstance(config, Sm100Config):
+        return ""
+    code = target(index)[0]
+    return without_block_scales(arch(code), Sm90Config if code == HOPPER else Sm80Config, FORMATS[form])
+
+
+def scaled_by_mma(index: int, config: object) -> bool:
+    """True if a GPU's mma.sync applies block scales to a product."""
+    return not isinstance(config, Sm100Config) and not no_block_scales(index, config)
 
 
 class MmaProduct(NamedTuple):
@@ -68,11 +81,9 @@ class MmaProduct(NamedTuple):
 def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan | Sm100Plan, str]:
     """The plan on a GPU, and why this configuration.
 
-    Raises OperandError for an Sm90Config, for block scales unless tcgen05 is asked for, and the first refusal.
+    Raises OperandError for an Sm90Config, for block scales that the GPU's kernel does not take, and the first refusal.
     """
-    if of.form is not None and not isinstance(config, Sm100Config):
-        code = target(index)[0]
-        why = without_block_scales(arch(code), Sm90Config if code == HOPPER else Sm80Config, FORMATS[of.form])
+    if of.form is not None and (why := no_block_scales(index, config, of.form)):
         raise OperandError(f"{why}; config=Sm100Config() explains and launches tcgen05's")
     on = target(index, config)
     if isinstance(config, Sm90Config):
@@ -101,11 +112,13 @@ def _plan(
     parts = PlanParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
     rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
     refused: LayoutError | None = None
-    for each in mma_configs((rows, n, k, batch), arch(code), (a, c), parts) if config is None else [config]:
+    by_rule = mma_configs((rows, n, k, batch), arch(code), (a, c), parts, of.form is not None)
+    for each in by_rule if config is None else [config]:
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=each, epilogue=of.epilogue, gated=gated,
                 indexed=of.indexed, prologue=of.prologue, ragged=ragged, along_k=along_k, mainloop=loop,
+                scales=of.form,
             )  # fmt: skip
         except LayoutError as error:
             refused = refused or error
@@ -122,7 +135,7 @@ def why_tile(of: MmaProduct, plan: Sm80Plan) -> str:
     """The reason for a configuration that was not given."""
     tile = "x".join(map(str, plan.config.tile))
     if of.groups is None:
-        return f"tiles of {tile} by mma.sync"
+        return f"tiles of {tile} by mma.sync" + " (not measured)" * (of.form is not None)
     if isinstance(of.groups, AlongK):
         return f"{-(-plan.k // plan.batch)} of K a group on average: tiles of {tile} by mma.sync (not measured)"
     if of.rows:

@@ -40,6 +40,7 @@ from ..types import C_NAMES
 from .block_factors import copied_factors, factor_lines, format_by_recipe
 from .block_scaled import BlockArguments
 from .block_scaled import plan_of as block_plan
+from .by_mma import scaled_by_mma
 from .epilogue import SCALE_C
 from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated
@@ -72,12 +73,16 @@ def explain_scaled(
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
 
 
+_NO_GATE = "b: mma.sync's kernel with block scales has no gate"
+
+
 def explain_block_scaled(given: BlockArguments) -> Explanation:
     """Which kernel `scaled_matmul` with block scales takes, why, and what it copies. Raises as that does."""
     call, of, _ = given.checked()
     if 0 in (*call.shape, call.k):
         return ZEROS
-    if call.halves > 1 and (by_torch := why_by_torch(of.b, factors=True)):
+    no_gate = _NO_GATE if scaled_by_mma(of.a.get_device(), given.config) else ""
+    if call.halves > 1 and (by_torch := no_gate or why_by_torch(of.b, factors=True)):
         every = given._replace(activation=None, bias=None, out=None, out_dtype=torch.float32)
         return gated_after(explain_block_scaled(every), by_torch, call.shape)
     plan, why = block_plan(call, of, given.activation, given.config)
@@ -109,7 +114,7 @@ def explain_own_epilogue(
         plan, why, _ = own_plan(made._replace(steps=whole), finish.fast, every, config)
         reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
         if call.recipes.by_instruction:
-            form = format_by_recipe(of.a.dtype, call.recipes.a)
+            form = format_by_recipe(of.a, of.b, call.recipes.a)
             reason = _applied(form.name)
             copies += copied_factors(factor_lines(of.a, of.b, form), of.scales)
         elif promotes(call, finish.fast):
@@ -168,7 +173,7 @@ def _scaled(
         plan, why = plan_of(call, a, b, finish, config)
         reason = "exact sums"
         if call.recipes.by_instruction:
-            form = format_by_recipe(a.dtype, call.recipes.a)
+            form = format_by_recipe(a, b, call.recipes.a)
             reason = _applied(form.name)
             copies += copied_factors(factor_lines(a, b, form), scales)
         elif call.recipes.in_mainloop:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.operands.block_scales import CHUNK_ROWS
 from ...kernels.operands.gated import HALVES
-from ...kernels.sm100.block_scales import CHUNK_ROWS
 
 
 def why_by_torch(b: torch.Tensor, factors: bool = False) -> str:

@@ -60,6 +60,7 @@ from .block_factors import (
     ELEMENTS,
     Lines,
     blocked_tables,
+    depth_of_b,
     elements_of_k,
     factor_lines,
     format_by_recipe,
@@ -131,7 +132,7 @@ class GroupedCall(NamedTuple):
     def lines(self, a: torch.Tensor, b: torch.Tensor) -> Lines:
         """The places of block scales, of operands as they are multiplied."""
         recipes = present(self.recipes)
-        return factor_lines(a, b, format_by_recipe(a.dtype, recipes.a), _JOINED.get(self.form, ""), self.experts)
+        return factor_lines(a, b, format_by_recipe(a, b, recipes.a), _JOINED.get(self.form, ""), self.experts)
 
     def places(self, lines: Lines, groups: torch.Tensor) -> torch.Tensor | None:
         """The place of each row, or column, of groups among block scales. None of a batch's."""
@@ -187,8 +188,7 @@ def check_grouped(
     if not by_instruction:
         _check_types(a, b, scaled)
     form = _form(a, b, groups, said)
-    k = a.shape[-1]
-    if k != b.shape[-2] or (a.ndim == b.ndim == 3 and a.shape[0] != b.shape[0]):
+    if elements_of_k(a) != depth_of_b(b) or (a.ndim == b.ndim == 3 and a.shape[0] != b.shape[0]):
         raise _no_form(a, b)
     experts = b.shape[0] if b.ndim == 3 else a.shape[0] if a.ndim == 3 else 0
     if groups is not None:
@@ -603,7 +603,7 @@ def mma_product(
             )
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
-    form = format_by_recipe(a.dtype, call.recipes.a).name if call.recipes and call.recipes.by_instruction else None
+    form = format_by_recipe(a, b, call.recipes.a).name if call.recipes and call.recipes.by_instruction else None
     return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed, form=form)
 
 

@@ -322,7 +322,7 @@ def _own_plan(
         own[-1] = partial.data_ptr()
     tables = {name: x.resolve_neg() for name, x in of.scales.items()} if call.recipes.in_mainloop else {}
     if call.recipes.by_instruction:
-        tables, _ = blocked_tables(factor_lines(a, b, format_by_recipe(a.dtype, call.recipes.a)), tables)
+        tables, _ = blocked_tables(factor_lines(a, b, format_by_recipe(a, b, call.recipes.a)), tables)
     c = out
     if c is None:  # of a C that is not stored only shape and strides are known
         c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")

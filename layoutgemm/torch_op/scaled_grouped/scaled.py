@@ -24,6 +24,7 @@ from ...kernels.alignment import address_misfit
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.block_scales import ScaleFormat
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
@@ -41,7 +42,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     scaled_config,
 )
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ...kernels.sm100.block_scales import ScaleFormat
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
@@ -59,6 +59,7 @@ from .block_factors import (
     Lines,
     block_sums,
     blocked_tables,
+    depth_of_b,
     elements_of_k,
     factor_lines,
     format_by_recipe,
@@ -141,7 +142,7 @@ def check_scaled(
                 f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2. layoutgemm.quantize makes such "
                 "an operand and its scales; matmul multiplies without scales"
             )
-    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or elements_of_k(a) != depth_of_b(b) or a.shape[:-2] != b.shape[:-2]:
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
     kind = stored_as(FP8[0], out_dtype, a.dtype)
@@ -270,7 +271,7 @@ def scaled_product(
     if scale_c is not None:
         vectors[SCALE_C] = scale_c
     if call.recipes.by_instruction:
-        tables, lying = blocked_tables(factor_lines(a, b, format_by_recipe(a.dtype, call.recipes.a)), tables)
+        tables, lying = blocked_tables(factor_lines(a, b, format_by_recipe(a, b, call.recipes.a)), tables)
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast or finish.gate is not None or isinstance(config, Sm80Config):
         tables = tables if call.recipes.in_mainloop else {}
@@ -321,7 +322,7 @@ def sums(
 ) -> torch.Tensor:
     """The scaled sums in float64, on the CPU."""
     if recipes.by_instruction:
-        return block_sums(format_by_recipe(a.dtype, recipes.a), a, scale_a, b, present(scale_b))
+        return block_sums(format_by_recipe(a, b, recipes.a), a, scale_a, b, present(scale_b))
     if recipes.in_mainloop:
         return promoted_sums(recipes.groups, a, b, scale_a, scale_b)
     value = exact(a, b)
@@ -441,7 +442,7 @@ def facts_of(
     sizes = call.shape[-2], call.shape[-1], elements_of_k(a), a.shape[0] if a.ndim == 3 else 1
     types = ELEMENTS[a.dtype], f"{ELEMENTS[b.dtype]}:col", C_NAMES[call.kind]
     if call.recipes.by_instruction:
-        return sizes, types, None, format_by_recipe(a.dtype, call.recipes.a).name
+        return sizes, types, None, format_by_recipe(a, b, call.recipes.a).name
     return sizes, types, call.recipes.groups if call.recipes.in_mainloop else None if fast else (), None
 
 

@@ -14,12 +14,12 @@ from layoutgemm.dtypes import dtype
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Ragged
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
+from layoutgemm.kernels.operands.block_scales import FORMATS, blocked, scale_format
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.arrays import check_shapes
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.run.epilogue_operands import values_read, words_of_tensors, words_read
 from layoutgemm.kernels.run.torch_tensors import launch_of
-from layoutgemm.kernels.sm100.block_scales import FORMATS, blocked, scale_format
 from layoutgemm.kernels.sm100.choose import choose_sm100
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from tests import needs
@@ -201,7 +201,7 @@ def test_blocked_factors_are_cublas() -> None:
             "a is e3m2; scales = 'mxfp8': the kernel multiplies e4m3, e5m2",
         ),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "hopper"}, "no wgmma has block scales"),
-        ({"scales": "mxfp8", "a": "e4m3", "arch": "sm_120a"}, "this kernel has no mma.sync.block_scale"),
+        ({"scales": "mxfp8", "a": "e4m3", "arch": "sm_121a"}, "b is e4m3 row-major: factors lie along K"),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "ada"}, "before sm_120a"),
     ],
 )

@@ -47,6 +47,7 @@ def test_the_code_matches_the_plan(name: str) -> None:
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
     assert used.registers <= FORMS[name][1]
     products = len(plan.products) * plan.steps
+    assert "LDS.U8" not in {instruction.opcode for instruction in sass.instructions}  # words, no bytes of them
     assert sass.count("HMMA") + sass.count("IMMA") >= products
     copies = sum(len(op.copy.indices) for op in (plan.a, plan.b))
     assert sass.count("LDGSTS") == copies * plan.stages
@@ -92,5 +93,5 @@ def test_the_bridge_refuses_accumulators_that_it_does_not_hold() -> None:
 
     with pytest.raises(PlanError, match="into f32 or i32"):
         multiply_warp(mma_sync("m16n8k16", "f16", "f16", "f16"), [], [], [])
-    with pytest.raises(PlanError, match="without scale factors"):
+    with pytest.raises(PlanError, match="multiply_warp_scaled"):
         multiply_warp(mma_sync("m16n8k32", "e4m3", kind="mxf8f6f4"), [], [], [])

@@ -44,9 +44,9 @@ from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import WordReads, choose, reads_of
+from ...operands.block_scales import NAMES
 from ...operands.pair import SECOND, place_in_pairs
 from ...plan import present, tile_count
-from ..block_scales import NAMES
 from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
 

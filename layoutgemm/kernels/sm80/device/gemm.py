@@ -46,23 +46,28 @@ from .epilogue import RowPlaces, Sm80Epilogue
 from .steps import finished
 
 
-class _TileCopies(Protocol):
+class TileCopies(Protocol):
     """A thread's copies of an operand's K tiles.
 
     step  is added to the offset from one K tile to the next
     """
 
     @property
-    def step(self) -> Int64: ...
-    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]: ...
-    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
+    def step(self) -> Int64:
+        """See the class."""
+
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
+        """A function for each copy of one K tile."""
+
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
+        """All copies of one K tile."""
 
 
 class DepthLoads(Protocol):
     """A lane's loads of an operand's fragments, depth by depth of a K tile."""
 
-    def begin(self) -> None:
-        """Begin a K tile."""
+    def begin(self, held: list[Int32]) -> None:
+        """Begin a K tile. `held`: registers of its first depth, or none."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth."""
@@ -115,8 +120,8 @@ class Sm80GemmKernel(TileEntry):
         plan = self.plan
         _, _, matrix = cute.arch.block_idx()
         if const_expr(plan.batch > 1):
-            a += Int64(matrix) * stride_a * plan.a.dtype.bytes
-            b += Int64(matrix) * stride_b * plan.b.dtype.bytes
+            a += Int64(matrix) * stride_a * plan.a.unit.bytes
+            b += Int64(matrix) * stride_b * plan.b.unit.bytes
             c += Int64(matrix) * stride_c * plan.c.dtype.bytes
         self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
 
@@ -145,7 +150,7 @@ class Sm80GemmKernel(TileEntry):
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, end, k, words)
         copy_b = self.copies_of_b(thread, weights, pitches[1], (n0, matrix), n, k, words)
         load_a = self.loads_of_a(lane, warp_m, (m0, matrix), (end, n, k), words)
-        load_b = self.loads_of_b(lane, warp_n)
+        load_b = self.loads_of_b(lane, warp_n, n0)
         pitch = plan.smem.a_stage_bytes
 
         # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
@@ -277,14 +282,14 @@ class Sm80GemmKernel(TileEntry):
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
-    ) -> _TileCopies:
+    ) -> TileCopies:
         """A thread's copies of A, whose tile begins at row `start`; `words` are the launch's."""
         return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(
         self, thread: Int32, b: Int64, ldb: Int64, place: tuple[Int32, Int32], n: Int32, k: Int32,
         words: tuple[Int64, ...],
-    ) -> _TileCopies:  # fmt: skip
+    ) -> TileCopies:  # fmt: skip
         """A thread's copies of B.
 
         place  its tile's first column, and its matrix;   words   the launch's
@@ -317,8 +322,8 @@ class Sm80GemmKernel(TileEntry):
         """A's loads in the K tile that is multiplied. `left`: elements of K before the copies, which are ahead."""
         return load
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
-        """A lane's loads of B's fragments; `warp` is the warp's number along N."""
+    def loads_of_b(self, lane: Int32, warp: Int32, first: Int32) -> DepthLoads:
+        """A lane's loads of B's fragments. `warp`: its number along N; `first`: the tile's first column."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
     def store(
@@ -369,10 +374,10 @@ class Sm80GemmKernel(TileEntry):
         read       first byte of the k tile's stage
         """
         plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
-        for load in loads:
-            load.begin()
         totals = [sums[i] for i in bridge.unrolled(sums.shape)]
-        fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
+        fragments = [[of[i] for i in range(of.shape)] if ahead else [] for of in held]
+        for load, first in zip(loads, fragments, strict=True):
+            load.begin(first)
         for step in range(plan.steps):
             work, now, depth = self.share(copies, step), fragments, step
             if ahead:
@@ -386,7 +391,7 @@ class Sm80GemmKernel(TileEntry):
                     read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
             place = shared + read
             fragments = [load.fragments(place, depth) for load in loads]
-            self.multiply(totals, now if ahead else fragments, work)
+            self.multiply(totals, now if ahead else fragments, work, step)
         if ahead:
             for of, values in zip(held, fragments, strict=True):
                 keep(of, values)
@@ -407,8 +412,13 @@ class Sm80GemmKernel(TileEntry):
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
 
-    def multiply(self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]]) -> None:
-        """All products of one depth; the work is spread among them."""
+    def multiply(
+        self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]], step: int
+    ) -> None:
+        """All products of one depth; the work is spread among them.
+
+        step  number of the depth in a K tile
+        """
         plan = self.plan
         values, each_a, each_b = plan.mma.accumulator_registers, plan.mma.registers("A"), plan.mma.registers("B")
         a, b = fragments
@@ -417,12 +427,22 @@ class Sm80GemmKernel(TileEntry):
             if number % every == 0 and 0 < number // every <= len(work):
                 work[number // every - 1]()
             at = values * (i + plan.blocks[0] * j)
-            totals[at : at + values] = bridge.multiply_warp(
-                plan.mma, a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
-            )
+            registers = a[i * each_a : (i + 1) * each_a], b[j * each_b : (j + 1) * each_b], totals[at : at + values]
+            totals[at : at + values] = self.product(registers, fragments, (i, j), step)
         done = (len(plan.products) - 1) // every
         for item in work[done:]:
             item()
+
+    def product(
+        self, registers: tuple[list[Int32], list[Int32], list[Numeric]], fragments: Sequence[list[Int32]],
+        block: tuple[int, int], step: int,
+    ) -> list[Numeric]:  # fmt: skip
+        """One instruction. Registers of A, B and C -> those of D.
+
+        fragments  all registers of the depth, number `step` of a K tile
+        block      number of the instruction along M and N
+        """
+        return bridge.multiply_warp(self.plan.mma, *registers)
 
 
 def keep(tensor: cute.Tensor, values: Sequence[Numeric]) -> None:
@@ -470,9 +490,12 @@ class Copies(bridge.Rebuilt):
         The bytes are those from each of its vectors to the line's end; none where K is contiguous.
         """
         depth, _, mn, matrix, pitch, extent = self.others
-        copy, size = self.copy, self.operand.dtype.bytes
+        copy, size = self.copy, self.operand.unit.bytes
         if self.by_k:  # a line beyond the matrix repeats the last one: what it gives is not stored
             rows = [cutlass.min(start + mn + self.away[i, 0][0], extent - 1) for i in range(copy.parts[0])]
+            if self.operand.padded:
+                own = self.operand.memory_bytes(depth)
+                return [matrix + (Int64(row) * pitch + own) for row in rows], []
             return [matrix + (Int64(row) * pitch + depth) * size for row in rows], []
         return [
             matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + mn)) * size for j in range(copy.parts[1])
@@ -496,8 +519,8 @@ class Copies(bridge.Rebuilt):
 
     def step_of(self, pitch: Int64) -> Int64:
         """Bytes of global memory from one k tile to the next."""
-        size, depth = self.operand.dtype.bytes, self.operand.smem.extent[1]
-        return Int64(depth * size) if self.by_k else depth * size * pitch
+        size, depth = self.operand.unit.bytes, self.operand.smem.extent[1]
+        return Int64(self.operand.memory_bytes(depth)) if self.by_k else depth * size * pitch
 
     @property
     def step(self) -> Int64:
@@ -515,26 +538,31 @@ class Copies(bridge.Rebuilt):
 
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:
         """The address of a vector, `offset` bytes along K from the first K tile's."""
-        (i, j), (mn, k), size = index, self.away[index], self.operand.dtype.bytes
-        return self.anchors[i] + offset + k * size if self.by_k else self.anchors[j] + offset + mn * size
+        (i, j), (mn, k), size = index, self.away[index], self.operand.unit.bytes
+        if self.by_k:
+            return self.anchors[i] + offset + self.operand.memory_bytes(k)
+        return self.anchors[j] + offset + mn * size
 
     def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
         i, _ = index
-        size, width = self.operand.dtype.bytes, self.copy.vector_bytes
+        size, width = self.operand.unit.bytes, self.copy.vector_bytes
         base, constant = self.copy.places.of[index]
         destination = stage + (self.bases[base] + constant)
         _, k = self.away[index]
-        there = left - self.others[0] - k
+        there = (left if self.operand.per_unit == 1 else left // self.operand.per_unit) - self.others[0] - k
         source = self.source(index, offset)
         if self.by_k:
-            valid = clamp(there * size, width)
+            valid = clamp(self.operand.memory_bytes(there), width)
             if self.rooms:
                 valid = cutlass.min(valid, self.rooms[i])
         else:
             valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))
         if not self.copy.by_elements:
-            ampere.copy_bytes(destination, source, width, valid)
+            each = self.copy.access
+            for at in range(0, width, each):
+                own = valid if each == width else clamp(valid - at, each)
+                ampere.copy_bytes(destination + at if at else destination, source + at if at else source, each, own)
             return
         bits, per_word = size * 8, 4 // size
         words = []
@@ -568,7 +596,7 @@ class SeveralCopies(Copies):
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
         """Addresses of the thread's vectors at K = 0, and bytes to the line's end."""
         depth, _, mn, _, _, extent = self.others
-        size, anchors, rooms, steps = self.operand.dtype.bytes, [], [], []
+        size, anchors, rooms, steps = self.operand.unit.bytes, [], [], []
         for i in range(self.copy.parts[0]):
             column, which = present(self.operand.beside).source(mn + self.away[i, 0][0])
             matrix, pitch = (self.selected(of, which) for of in (self.matrices, self.pitches))
@@ -617,18 +645,18 @@ def clamp(value: Int32, most: int) -> Int32:
 class Loads(bridge.Rebuilt):
     """A lane's loads of one operand's fragments."""
 
-    held = ("bases", "selectors")
+    held: tuple[str, ...] = ("bases", "selectors")
 
     def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
         """Addresses of the lane in the tile of the first stage. `warp` is the warp's number along M or N."""
-        self.load, tile = operand.load, operand.smem
+        self.operand, self.load, tile = operand, operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
         late = lane % 4 >= 2
         self.selectors = [
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
 
-    def begin(self) -> None:
+    def begin(self, held: list[Int32]) -> None:
         """Begin a K tile; no registers are kept from the one before."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
@@ -638,7 +666,12 @@ class Loads(bridge.Rebuilt):
             if load.words:
                 found += [ampere.load_word(self.place(stage, (number, step, w))) for w in range(len(load.words))]
                 continue
-            words = ampere.load_fragment(self.place(stage, (number, step, 0)), load.kind != "ldmatrix")
+            place = self.place(stage, (number, step, 0))
+            if self.operand.padded:
+                low = present(self.operand.container).low
+                found += [word << low if low else word for word in ampere.load_padded(place, self.operand.matrices)]
+                continue
+            words = ampere.load_fragment(place, load.kind != "ldmatrix")
             if load.kind == "bytes":  # of each half of K the even neighbours along M or N, and the odd ones
                 parted = [
                     [ampere.permute(words[2 * half], words[2 * half + 1], selector) for half in range(2)]

@@ -152,7 +152,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
                     bridge.block_sync()
                 first, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
                 fragments = [load.fragments(first, depth) for load in loads]
-            self.multiply(totals, now, [])
+            self.multiply(totals, now, [], step)
         if plan.config.ahead:
             for of, values in zip(held, fragments, strict=True):
                 keep(of, values)

@@ -75,9 +75,9 @@ class FunctionLoads:
         twin.column = self.k - left
         return twin
 
-    def begin(self) -> None:
+    def begin(self, held: list[Int32]) -> None:
         """Begin a K tile."""
-        self.load.begin()
+        self.load.begin(held)
 
     def number(self, operand: PrologueOperand, at: Int32, end: Int32) -> Float32:
         """An operand's number of a row or column. Beyond the last one that of the last one."""

@@ -138,7 +138,7 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         """A thread's copies of packed weights; `place` is its tile's first feature, and the matrix."""
         return PackedCopies(self.plan.b, self.plan.smem.b_offset, thread, b, place[0], n, k)
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
+    def loads_of_b(self, lane: Int32, warp: Int32, first: Int32) -> PackedLoads:
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
@@ -226,14 +226,14 @@ class PackedLoads(bridge.Rebuilt):
         self.scales = [first + operand.scale_byte(lane, warp, index) for index in operand.scales.bases]
         self.loaded: dict[tuple[str, int, int], list[Int32]] = {}
 
-    def begin(self) -> None:
+    def begin(self, held: list[Int32]) -> None:
         """Begin a K tile; words loaded before are of another tile."""
         self.loaded = {}
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, 8 features after the other."""
         if step == 0:
-            self.begin()
+            self.begin([])
         order, found = self.order, []
         for piece in range(self.operand.pieces):
             at = words_of(order, step)
