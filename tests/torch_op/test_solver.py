@@ -16,7 +16,7 @@ def problem_of(m: int, n: int, k: int) -> Problem:
 
 
 def test_near_sizes_are_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens differ from step to step, as rows and as the depth of a weight's gradient."""
+    """Tokens differ from step to step: rows, or the depth of a weight's gradient."""
     asked: list[tuple[int, ...]] = []
     real = choosing.choose
 
