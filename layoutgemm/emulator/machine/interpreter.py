@@ -411,6 +411,7 @@ class PtxMachine:
         self.parted: dict[int, int] = {}  # where lanes do not wait for those that poll -> where they do
         self.global_watch = self._watch() if self.policy.races else None
         self.begun = 0  # clusters
+        self.followed = 0  # instructions computed for values that lanes exchanged (`uninitialized.py`)
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
         self.alone = True  # False: other devices may write what its threads poll for, and no lanes go on by `_part`

@@ -10,7 +10,9 @@ register, which is harmless if the result is unused. So such a value is followed
     pairs                   each half of a packed pair stands for itself
 
 A move within the warp, a product and an atomic get some value, and are noted among the suspects
-(`unwritten_memory.py`): they count if a result differs with other values there. A store to global memory is a finding,
+(`unwritten_memory.py`): they count if a result differs with other values there. What a shuffle moves is followed on
+(`Undefined.reports`), and noted only where an instruction beyond arithmetic takes it, as a reduction in Triton has
+lanes of no value whose sums nothing uses. A store to global memory is a finding,
 and so are a branch and a predicate, which then take some side. Undefined addresses and other operands of instructions
 beyond arithmetic are errors, but for addresses that the instruction does not use, as of a cp.async that reads nothing.
 A store to shared memory leaves the bytes unwritten.
@@ -22,7 +24,8 @@ instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -34,9 +37,11 @@ from ..ptx.program import CodeSegment, Operation, Program, set_bits
 from ..ptx.values import (
     FULL,
     LANES,
+    NO_REPORTS,
     LentRegister,
     NoValue,
     Register,
+    Reports,
     Undefined,
     Value,
     bits_without,
@@ -45,12 +50,13 @@ from ..ptx.values import (
     lanes_of,
     lanes_without,
     mask_of,
+    reported,
     select64,
     undefined_where,
 )
 
 if TYPE_CHECKING:
-    from .interpreter import Fiber
+    from .interpreter import Fiber, PtxMachine
 
 # Operations that move values between lanes, or compute with many: their operands decide nothing.
 MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix", "mma", "wmma", "wgmma", "atom", "red", "st.async")
@@ -66,6 +72,8 @@ CARRIES = {
     "bfi": (1, 2),
     "cvt": (1,),
 }
+# Instructions that a machine computes one by one for exchanged values, and more for each SHARE operations.
+FEW, SHARE = 256, 4
 Bits: TypeAlias = npt.NDArray[np.uint64]  # [lane] -> bits of a register
 INTEGER = re.compile(r"[bsu]\d+")
 
@@ -87,7 +95,7 @@ def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> No
     first = failed_at(segment, error)
     for pc in range(first, segment.end):
         ins = program.kernel.instructions[pc]
-        doubtful = _settled(fiber, program.registers_read(ins))
+        doubtful = _followed(fiber, ins, _settled(fiber, program.registers_read(ins)))
         try:
             if doubtful:
                 _compute(fiber, ins, doubtful)
@@ -130,34 +138,83 @@ def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
     return found
 
 
+def _follows(machine: PtxMachine) -> bool:
+    """True while few instructions had to be computed for what lanes exchanged: each costs many ordinary ones."""
+    return machine.followed <= FEW + machine.operations // SHARE
+
+
+def _followed(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> list[int]:
+    """These undefined registers. Exchanged ones are reported if they were too many, or if others meet theirs.
+
+    Bits of a result that derive from both kinds count as never written, if no others derive from exchanged ones alone.
+    """
+    machine, registers = fiber.machine, fiber.registers
+    exchanged = {at: registers[at] for at in doubtful if registers[at].reports}
+    if not exchanged:
+        return doubtful
+    if _follows(machine):
+        machine.followed += 1
+        if len(exchanged) == len(doubtful):
+            return doubtful
+        every = _lost(fiber, ins)
+        _write(fiber, {at: value.value for at, value in exchanged.items()})
+        own = _lost(fiber, ins)
+        _write(fiber, exchanged)
+        if all(np.array_equal(bits, own[at]) for at, bits in every.items()):
+            return doubtful
+    _write(fiber, {at: reported(value) for at, value in exchanged.items()})
+    return [at for at in doubtful if at not in exchanged]
+
+
+def _write(fiber: Fiber, values: Mapping[int, Register]) -> None:
+    """Write some registers."""
+    for at, value in values.items():
+        fiber.registers[at] = value
+
+
 def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
     """Compute one arithmetic instruction, some of whose registers are undefined in some lanes."""
     program, registers = fiber.machine.program, fiber.registers
-    targets = [*set_bits(program.writes[ins.pc])]
     kept = {at: registers[at] for at in doubtful}
-    before = {at: bits_without(registers[at], program.widths[at]) for at in targets}
-    guard = None if ins.predicate is None else program.index[ins.predicate]
-    lost = _lost(fiber, ins, targets)
-    if guard is not None:
-        taken, open_ = bool_of(_holding(registers[guard], ins.negated)), bool_of(lanes_without(registers[guard]))
-        for at in targets:
-            lost[at] = np.where(open_, _ones(program.widths[at]), np.where(taken, lost[at], before[at]))
+    lost = _lost(fiber, ins)
     for at, value in kept.items():
         registers[at] = value.value
     program.one(ins.pc)(registers, fiber.warp)
     for at, value in kept.items():
         if at not in lost:
             registers[at] = value
-    of = kept[doubtful[0]].of
+    of, reports = _origin(kept.values())
     for at, bits in lost.items():
-        registers[at] = undefined_where(defined(registers[at]), bits, fiber.lanes, of)
+        registers[at] = undefined_where(defined(registers[at]), bits, fiber.lanes, of, reports)
+
+
+def _origin(values: Collection[Undefined]) -> tuple[str, Reports]:
+    """(the register that was never written, the reports) of what derives from these."""
+    never = next((value for value in values if not value.reports), None)
+    if never is not None:
+        return never.of, NO_REPORTS
+    return next(iter(values)).of, {pc: report for value in values for pc, report in value.reports.items()}
 
 
 def _ones(width: int) -> np.uint64:
     return np.uint64((1 << width) - 1)
 
 
-def _lost(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bits]:
+def _lost(fiber: Fiber, ins: PtxInstruction) -> dict[int, Bits]:
+    """The bits of each target that have no value."""
+    program, registers = fiber.machine.program, fiber.registers
+    targets = [*set_bits(program.writes[ins.pc])]
+    lost = _lost_where_taken(fiber, ins, targets)
+    if ins.predicate is not None:
+        guard = registers[program.index[ins.predicate]]
+        taken, open_ = bool_of(_holding(guard, ins.negated)), bool_of(lanes_without(guard))
+        for at in targets:
+            before = bits_without(registers[at], program.widths[at])
+            lost[at] = np.where(open_, _ones(program.widths[at]), np.where(taken, lost[at], before))
+    return lost
+
+
+def _lost_where_taken(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bits]:
     """The bits of each target that have no value, if the instruction executes."""
     program, name = fiber.machine.program, ins.words[0]
     sources = ins.operands[1:]
@@ -230,12 +287,12 @@ def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Ite
     """The undefined bits of the targets: the instruction itself, of bits in place of values."""
     program = fiber.machine.program
     moved: list[Value] = [defined(value) for value in fiber.registers]
+    for at in targets:  # before its operands, which may be among them
+        moved[at] = 0
     for n in carried:
         for at in program.registers(ins.operands[n]):
             bits = bits_without(fiber.registers[at], program.widths[at])
             moved[at] = bits if program.widths[at] == 64 else bits.astype(np.int64)
-    for at in targets:
-        moved[at] = 0
     copied = moved[:]
     program.one(ins.pc)(copied, fiber.warp)
     return {at: lanes_of(copied[at]).astype(np.uint64) & _ones(program.widths[at]) for at in targets}
@@ -273,6 +330,8 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
     program = machine.program
     if ins.predicate is not None:
         guard = program.index[ins.predicate]
+        if type(registers[guard]) is Undefined and registers[guard].reports:
+            registers[guard] = reported(registers[guard])
         if lanes_without(registers[guard]) & lanes:
             machine.problem("uninitialised", _said(fiber, guard), fiber)
             registers[guard] = filled(registers[guard], machine.policy.fill, 1)
@@ -280,6 +339,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
             return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
     addresses, values = _parts(ins, program)
+    exchanged = _exchanged(ins, program)
     unused = _unused(step, fiber, doubtful)
     kept = {}
     for at in doubtful:
@@ -290,9 +350,18 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
             kept[at], registers[at] = value, value.value
             continue
         if value.lanes & lanes:
+            if at == exchanged and _follows(machine):
+                kept[at] = value
+                if not value.reports:
+                    report = partial(_report_move, fiber, ins, at, value)
+                    some = filled(value, machine.policy.fill, program.widths[at])
+                    registers[at] = Undefined(some, value.lanes, value.of, value.bits, {ins.pc: report})
+                continue
+            if value.reports:
+                registers[at] = reported(value)
+                continue
             if ins.words[0] in MOVES and not addresses >> at & 1:
-                message = f"{ins.opcode} takes it: {_said(fiber, at)}"
-                machine.problem("uninitialised", message, fiber, suspect=True)
+                _report_move(fiber, ins, at, value)
             elif values >> at & 1 and not addresses >> at & 1:
                 continue
             else:
@@ -338,8 +407,23 @@ def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:
     return addresses, values
 
 
-def _said(fiber: Fiber, at: int) -> str:
-    name, value = fiber.machine.program.names[at], fiber.registers[at]
+def _exchanged(ins: PtxInstruction, program: Program) -> int | None:
+    """The register whose value a shuffle moves, if it needs that register for nothing else."""
+    if ins.words[0] != "shfl" or ins.operands[1].kind != "reg":
+        return None
+    at = program.index[ins.operands[1].text]
+    return None if any(at in program.registers(one) for one in ins.operands[2:]) else at
+
+
+def _report_move(fiber: Fiber, ins: PtxInstruction, at: int, value: Undefined) -> None:
+    """Report a suspect: an instruction that moves or combines lanes' values gives a register's undefined bits some."""
+    message = f"{ins.opcode} takes it: {_said(fiber, at, value)}"
+    fiber.machine.problem("uninitialised", message, fiber, ins, suspect=True)
+
+
+def _said(fiber: Fiber, at: int, value: Undefined | None = None) -> str:
+    name = fiber.machine.program.names[at]
+    value = fiber.registers[at] if value is None else value
     return str(value) if name == value.of else f"{value}, and {name} depends on it"
 
 
@@ -371,5 +455,10 @@ def merged_doubtful(value: Any, other: Any, lanes: int, every: int, wide: bool) 
     found = a if a is b or (isinstance(a, int) and isinstance(b, int) and a == b) else merged(a, b, lanes, wide)
     if not gone:
         return found
+    both = [(value, ~lanes & every), (other, lanes)]
+    undefined = [one for one, of_it in both if lanes_without(one) & of_it]
+    if any(one.reports for one in undefined) and not all(one.reports for one in undefined):
+        plain = [reported(one) if type(one) is Undefined and one.reports else one for one, _ in both]
+        return merged_doubtful(plain[0], plain[1], lanes, every, wide)
     bits = np.where(bool_of(lanes), bits_without(other, 64), bits_without(value, 64))
-    return undefined_where(found, bits, every, (value if lanes_without(value) & gone else other).of)
+    return undefined_where(found, bits, every, *_origin(undefined))

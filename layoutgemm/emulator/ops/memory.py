@@ -312,7 +312,7 @@ def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
         gone = lanes_without(before) & ~lanes & fiber.lanes
         out[:] = defined(before)
     out[bool_of(lanes)] = values
-    fiber.registers[register] = Undefined(out, gone, before.of, before.bits) if gone else out
+    fiber.registers[register] = Undefined(out, gone, before.of, before.bits, before.reports) if gone else out
 
 
 def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction) -> npt.NDArray[np.uint8]:

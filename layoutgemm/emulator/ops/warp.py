@@ -19,7 +19,22 @@ from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
 from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand
 from ..ptx.program import Program, Run
-from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_of, mask_of, s32
+from ..ptx.values import (
+    LANE,
+    M32,
+    Register,
+    Undefined,
+    Value,
+    bits_without,
+    bool_of,
+    compact,
+    defined,
+    is_uniform,
+    lanes_of,
+    mask_of,
+    s32,
+    undefined_where,
+)
 from .registry import by_mask, constant, known, operation
 
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
@@ -47,8 +62,9 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
-        x, b, c = value(fiber), other(fiber), bound(fiber)
-        if is_uniform(x) and inside is None:
+        held: Register = value(fiber)
+        x, b, c = defined(held), other(fiber), bound(fiber)
+        if x is held and is_uniform(x) and inside is None:
             fiber.registers[target] = index(x)
             return
         segment = c >> 8 & 31
@@ -71,7 +87,10 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if (members >> asked & 1 == 0).any():
             away = int(asked[(members >> asked & 1) == 0][0])
             fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
-        fiber.registers[target] = compact(lanes_of(x)[source])
+        fiber.registers[target] = result = compact(lanes_of(x)[source])
+        if isinstance(held, Undefined):
+            lost = bits_without(held, 32)[source]
+            fiber.registers[target] = undefined_where(result, lost, fiber.lanes, held.of, held.reports)
         if inside is not None:
             fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
 

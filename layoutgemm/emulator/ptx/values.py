@@ -17,7 +17,7 @@ Semantics: PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NoReturn, TypeAlias
 
@@ -45,6 +45,10 @@ class NoValue:
     __hash__ = object.__hash__
 
 
+Reports: TypeAlias = Mapping[int, Callable[[], None]]
+NO_REPORTS: Reports = {}
+
+
 class Undefined(NoValue):
     """A register's value where some lanes are unwritten or derive from unwritten ones.
 
@@ -52,12 +56,17 @@ class Undefined(NoValue):
     lanes  without a value, as a bit mask
     of     the register that was read and never written
     bits   [lane] the bits without a value, of a register that is one in part: two packed halves; None: all of them
+    reports  of a value that lanes exchanged: `value` has fill bits where there was none. pc of an exchange -> a call
+             that reports it as a suspect, which is due where the value matters. Empty: no exchange gave it bits
     """
 
-    __slots__ = ("bits", "lanes", "of", "value")
+    __slots__ = ("bits", "lanes", "of", "reports", "value")
 
-    def __init__(self, value: Value, lanes: int, of: str, bits: npt.NDArray[np.uint64] | None = None) -> None:
-        self.value, self.lanes, self.of, self.bits = value, lanes, of, bits
+    def __init__(
+        self, value: Value, lanes: int, of: str, bits: npt.NDArray[np.uint64] | None = None,
+        reports: Reports = NO_REPORTS,
+    ) -> None:  # fmt: skip
+        self.value, self.lanes, self.of, self.bits, self.reports = value, lanes, of, bits, reports
 
     def __str__(self) -> str:
         return f"register {self.of} is read and was never written"
@@ -88,10 +97,19 @@ def bits_without(x: object, width: int) -> npt.NDArray[np.uint64]:
     return whole if x.bits is None else x.bits & whole
 
 
-def undefined_where(value: Value, bits: npt.NDArray[np.uint64], lanes: int, of: str) -> Register:
+def undefined_where(
+    value: Value, bits: npt.NDArray[np.uint64], lanes: int, of: str, reports: Reports = NO_REPORTS
+) -> Register:
     """The register's content whose `bits`, of each lane, have no value; only these lanes count."""
     found = mask_of(bits != 0, lanes)
-    return Undefined(value, found, of, bits) if found else value
+    return Undefined(value, found, of, bits, reports) if found else value
+
+
+def reported(x: Undefined) -> Value:
+    """The value that exchanges gave a register, after the reports that are due."""
+    for report in x.reports.values():
+        report()
+    return x.value
 
 
 def defined(x: Register) -> Value:

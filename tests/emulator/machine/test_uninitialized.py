@@ -48,6 +48,8 @@ HARMLESS = {
     "written behind a branch": "@%p1 bra off; mul.lo.u32 %r20, %r8, 2; off: add.u32 %r21, %r20, 1; @%p1 bra end; "
     "st.global.b32 [%d2], %r21; end:",
     "a shuffle of it": "shfl.sync.bfly.b32 %r9, %r8, 0, 31, -1; @!%p1 st.global.b32 [%d2], %r9;",
+    "reduced by butterflies": "shfl.sync.bfly.b32 %r9, %r8, 0, 31, -1; max.u32 %r8, %r8, %r9;"
+    "shfl.sync.bfly.b32 %r9, %r8, 0, 31, -1; add.u32 %r8, %r8, %r9; @!%p1 st.global.b32 [%d2], %r8;",
     "through shared memory": "st.shared.b32 [%r28], %r8; ld.shared.b32 %r9, [%r28]; add.u32 %r9, %r9, 1;"
     "@!%p1 st.global.b32 [%d2], %r9;",
     "an address of a load that is off": "cvt.u64.u32 %d7, %r8; add.u64 %d7, %d7, %x; sub.u64 %d7, %d7, 100;"
@@ -112,6 +114,11 @@ HARMFUL = {
     "an atomic's operand": "red.global.add.u32 [%d2], %r8;",
     "selp takes it": "selp.b32 %r9, %r8, 5, %p1; st.global.b32 [%d2], %r9;",
     "a shuffle from a lane without it": "shfl.sync.idx.b32 %r9, %r8, 31, 31, -1; st.global.b32 [%d2], %r9;",
+    "a shuffle, and a predicate of it": "shfl.sync.idx.b32 %r9, %r8, 31, 31, -1; setp.gt.u32 %p3, %r9, 999;"
+    "selp.b32 %r9, 1, 2, %p3; st.global.b32 [%d2], %r9;",
+    "a shuffle through shared memory": "shfl.sync.idx.b32 %r9, %r8, 31, 31, -1; st.shared.b32 [%r28], %r9;"
+    "bar.sync 0; ld.shared.b32 %r9, [%r28]; st.global.b32 [%d2], %r9;",
+    "shifted in place": "shl.b32 %r8, %r8, 16; st.global.b32 [%d2], %r8;",
     "through shared memory": "st.shared.b32 [%r28], %r8; ld.shared.b32 %r9, [%r28]; st.global.b32 [%d2], %r9;",
     "a copy of one": "mov.b32 %r9, %r8; mov.b32 %r10, %r9; st.global.b32 [%d2], %r10;",
     "a count of a barrier": "sub.u32 %r9, %r8, %r8; add.u32 %r9, %r9, 64; bar.sync 1, %r9;",
@@ -137,6 +144,20 @@ def test_a_value_that_something_depends_on(name: str) -> None:
         assert (not said) == (n == 64), (n, said)
         if said:
             assert "never written" in said
+
+
+def test_exchanged_values_that_nothing_uses_are_no_suspects() -> None:
+    """A launch with suspects runs four times."""
+    text = module(HEAD + HARMLESS["reduced by butterflies"], {"x": "u64", "n": "u32"})
+    done = emulate_ptx(text, block=64, args=[np.zeros(64, np.uint32), 7], smem=1024, progress=False)
+    assert done.ok and not done.launches[0].suspects
+
+
+def test_an_exchanged_value_and_one_that_nothing_wrote() -> None:
+    # Lane 0 adds lane 31's undefined value to its own; the others do not store theirs.
+    body = "shfl.sync.idx.b32 %r9, %r8, 31, 31, -1; add.u32 %r9, %r9, %r8; setp.eq.u32 %p3, %r0, 0;"
+    said, _ = outcome(body + "@%p3 st.global.b32 [%d2], %r9;", 7)
+    assert "shfl.sync.idx.b32 takes it: register %r8 is read and was never written" in said
 
 
 def test_a_comparison_with_a_register_that_nothing_wrote() -> None:

@@ -40,7 +40,7 @@ from ...machine.interpreter import BLOCKED, Cta, Fiber
 from ...machine.uninitialized import filled
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes, LentRegister, Undefined, Value
+from ...ptx.values import Lanes, LentRegister, Undefined, Value, reported
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
@@ -609,6 +609,7 @@ def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[i
 
 def _defined(fiber: Fiber, names: list[int], held: RegisterValues) -> RegisterValues:
     """The accumulator's values; reports registers that were never written."""
+    held = tuple(reported(x) if type(x) is Undefined and x.reports else x for x in held)
     unwritten = next((value for value in held if type(value) is Undefined), None)
     if unwritten is None:
         return held
