@@ -7,10 +7,10 @@ and "CUDA Graphs": work may begin when all that it is ordered behind has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,10 +76,13 @@ class Footprint(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Bytes that a copy or a fill has touched, its name, and when. They become a footprint where others run beside."""
+    """Bytes that a copy or a fill has touched, its name, and when. They become a footprint where others run beside.
+
+    name  its `str` is the name
+    """
 
     piece: TouchedBytes
-    name: str
+    name: object
     time: int
 
     @property
@@ -112,6 +115,10 @@ class Touched:
     time: int = 0
     _memory: GlobalMemory | None = None
 
+    def near(self, low: int, high: int) -> list[Footprint]:
+        """Footprints, those with bytes in [low, high) among them."""
+        return self.all()
+
     def all(self) -> list[Footprint]:
         """All footprints. The launch's watch is read the first time, and forgotten."""
         self.footprints += [one.footprint for one in self.copies]
@@ -130,6 +137,17 @@ class Touched:
         return self.footprints
 
 
+class EarlierWork(Protocol):
+    """Earlier work. stream: as of `Touched`."""
+
+    @property
+    def stream(self) -> str:
+        """On which it ran."""
+
+    def near(self, low: int, high: int) -> Iterable[Footprint]:
+        """Footprints in their order, those with bytes in [low, high) among them."""
+
+
 @dataclass
 class UnorderedLaunches:
     """The earlier work that nothing orders with what runs now.
@@ -141,7 +159,7 @@ class UnorderedLaunches:
     seen   what it touches
     """
 
-    others: Sequence[Touched] = ()
+    others: Sequence[EarlierWork] = ()
     front: PreviousLaunch | None = None
     stream: str = ""
     time: int = 0
@@ -164,7 +182,7 @@ class UnorderedLaunches:
         self.last = launch
         self.seen.append(Touched(launch=launch, time=self.time))
 
-    def copied(self, pieces: Sequence[TouchedBytes], name: str) -> None:
+    def copied(self, pieces: Sequence[TouchedBytes], name: object) -> None:
         """Note a copy or a fill that is about to run, and its race."""
         made = Touched(copies=[Copied(piece, name, self.time) for piece in pieces if piece.size])
         if not made.copies:
@@ -196,8 +214,9 @@ class UnorderedLaunches:
 
     def _earlier(self, addresses: Addresses, size: int, writes: bool, strong: bool) -> tuple[str, str] | None:
         """(The access of earlier work that conflicts, what would order them), or None. Each access once."""
+        low, high = int(addresses.min()), int(addresses.max()) + size
         for one in self.others:
-            for footprint in one.all():
+            for footprint in one.near(low, high):
                 hit = footprint.hit(addresses, size, writes, strong)
                 if hit is None or (id(one), hit[1]) in self._told:
                     continue

@@ -15,8 +15,8 @@ from layoutgemm.emulator.host.arguments import memory_found_by
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.graphs.capture import Captures
 from layoutgemm.emulator.host.graphs.graph import CudaGraph, ExecutableGraph, GraphWork, NodeKind
-from layoutgemm.emulator.host.graphs.stream_order import MOST
-from layoutgemm.emulator.races.unordered_launches import FOUND, TouchedBytes
+from layoutgemm.emulator.host.graphs.stream_order import MOST, _Footprints
+from layoutgemm.emulator.races.unordered_launches import FOUND, Copied, TouchedBytes
 from tests import needs
 from tests.emulator.host.test_cuda_programs import built
 from tests.emulator.host.test_graphs import KERNEL
@@ -122,6 +122,30 @@ def test_two_reads_are_no_race(streams: Streams) -> None:
     for stream in (A, B, N, LEGACY):
         streams.read(stream)
     assert not streams.found
+
+
+def test_footprints_are_found_by_their_bytes() -> None:
+    """Against all that are kept: of every size, replaced and forgotten."""
+    rng, kept, every = np.random.default_rng(3), _Footprints(), dict[TouchedBytes, tuple[int, int]]()
+    for turn in range(1, 400):
+        low, size = int(rng.integers(0, 1 << 14)), int(2 ** rng.uniform(0, 13))
+        piece = TouchedBytes(low, size, True)
+        kept.keep(turn, piece, Copied(piece, "work", turn))
+        every.pop(piece, None)
+        every[piece] = turn, kept.number
+        if turn == 300:
+            kept.forget(40)
+            every = {one: its for one, its in every.items() if its[0] > 40}
+        if turn % 8 == 0:
+            low, behind = int(rng.integers(0, 1 << 14)), turn // 2
+            high = low + int(2 ** rng.uniform(0, 15))
+            wanted = [its[0] for one, its in every.items() if its[0] > behind and one.address < high
+                      and low < one.address + one.size]  # fmt: skip
+            found = [
+                one for one in kept.near(low, high, behind, kept.number) if one.lows[0] < high and low < one.highs[0]
+            ]
+            assert [one.time for one in found] == wanted
+    assert len(kept) == len(every)
 
 
 def test_memory_is_forgotten_or_bounded(streams: Streams) -> None:

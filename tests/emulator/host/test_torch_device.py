@@ -9,9 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from layoutgemm import emulated_gpu
+from layoutgemm.emulator.host.torch_device.memory import DeviceUse
 from layoutgemm.emulator.host.torch_device.tensors import tensor_at
 from layoutgemm.errors import EmulatorError
 from tests import needs
@@ -471,3 +473,34 @@ def test_what_an_emulated_gpu_lacks_is_named() -> None:
         torch.cuda.utilization()
     with pytest.raises(AttributeError, match="clock_rate: the emulated NVIDIA H100"):
         torch.cuda.get_device_properties(0).clock_rate  # noqa: B018
+
+
+def test_bytes_in_use_follow_storages_that_grow_share_and_die() -> None:
+    use = DeviceUse()
+    a = torch.empty(100, dtype=torch.uint8).untyped_storage()
+    for _ in range(2):
+        use.add(a)
+    assert (use.bytes(), use.peak, use.count) == (512, 512, 1)
+    a.resize_(2000)
+    use.add(a)
+    b = torch.from_numpy(memory := np.zeros(600, np.uint8)).untyped_storage()
+    c = torch.from_numpy(memory).untyped_storage()
+    use.add(b)
+    use.add(c)
+    assert use.bytes() == 2048 + 1024 and len(use.storages()) == 3
+    del b
+    assert use.bytes() == 2048 + 1024
+    del c
+    assert use.bytes() == 2048
+    del a
+    assert (use.bytes(), use.peak, use.storages()) == (0, 3072, [])
+
+
+def test_a_storage_that_is_resized_is_counted_anew() -> None:
+    with emulated_gpu():
+        before = torch.cuda.memory_allocated()
+        x = torch.tensor(1, dtype=torch.uint8, device="cuda").expand(4096) + 1
+        x.untyped_storage().resize_(0)
+        assert torch.cuda.memory_allocated() == before
+        x.resize_(8192)
+        assert torch.cuda.memory_allocated() == before + 8192

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ...races.dependent_launches import PreviousLaunch
@@ -22,11 +22,13 @@ from ...races.unordered_launches import BESIDE, Copied, Footprint, Touched, Touc
 from ..arguments import gpu_memory_at
 
 Clock: TypeAlias = dict[int, int]  # stream -> the last of its turns that is over
+_Kept: TypeAlias = tuple[int, int, Footprint | Copied]  # (turn of the stream, number among its footprints, footprint)
 LEGACY = (0, 1)  # none, and cudaStreamLegacy
 PER_THREAD = 2  # cudaStreamPerThread
 MOST = 1 << 12  # footprints of one stream that are kept; the oldest are forgotten
 # Of the one stream that there is: launches whose watches are kept to be read when there is another, and their pages.
 MOST_UNREAD, MOST_PAGES = 4, 256
+LEAST_BITS, BITS_STEP = 8, 4  # of the pages by which footprints are found: 256 bytes, and each 16 times the last
 
 
 def _join(clock: Clock, other: Clock) -> None:
@@ -64,6 +66,97 @@ class _Latest(NamedTuple):
     clock: Clock
 
 
+class _Footprints:
+    """The footprints of a stream that are kept, by their turns, and found by their bytes.
+
+    When they are first asked for, each gets one or two pages, of the smallest size that is no less than its own.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[object, _Kept] = {}  # in the order of their turns
+        self._pages: dict[int, dict[int, dict[int, _Kept]]] | None = None  # bits of a page -> page -> number -> one
+        self.number = 0  # of the latest
+        self.turn = 0  # of the latest
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, turn: int, key: object, item: Footprint | Copied) -> None:
+        """Keep a footprint. It replaces an earlier one of the same bytes; beyond `MOST` the oldest goes."""
+        kept = self._kept
+        old = kept.pop(key, None)
+        if old is not None or len(kept) >= MOST:
+            self._leave(old or kept.pop(next(iter(kept))))
+        self.number += 1
+        self.turn = turn
+        made = kept[key] = turn, self.number, item
+        if self._pages is not None:
+            self._enter(made)
+
+    def forget(self, turn: int) -> None:
+        """Forget all up to a turn."""
+        kept = self._kept
+        while kept and next(iter(kept.values()))[0] <= turn:
+            self._leave(kept.pop(next(iter(kept))))
+
+    def near(self, low: int, high: int, turn: int, number: int) -> list[Footprint]:
+        """Those behind a turn, up to a number, that may have bytes in [low, high), in their order."""
+        if self._pages is None:
+            self._pages = {}
+            for one in self._kept.values():
+                self._enter(one)
+        found: dict[int, Footprint | Copied] = {}
+        for bits, pages in list(self._pages.items()):
+            first, last = low >> bits, high - 1 >> bits
+            few = last - first < len(pages)
+            for page in range(first, last + 1) if few else [one for one in list(pages) if first <= one <= last]:
+                for its, own, item in list(pages.get(page, {}).values()):
+                    if its > turn and own <= number:
+                        found[own] = item
+        return [one if isinstance(one, Footprint) else one.footprint for _, one in sorted(found.items())]
+
+    def _enter(self, one: _Kept) -> None:
+        assert self._pages is not None
+        bits, places = _pages_of(one[2])
+        pages = self._pages.setdefault(bits, {})
+        for page in places:
+            pages.setdefault(page, {})[one[1]] = one
+
+    def _leave(self, old: _Kept) -> None:
+        if self._pages is not None:
+            bits, places = _pages_of(old[2])
+            for page in places:
+                del self._pages[bits][page][old[1]]
+                if not self._pages[bits][page]:
+                    del self._pages[bits][page]
+
+
+def _pages_of(item: Footprint | Copied) -> tuple[int, set[int]]:
+    """(Bits of a page, the pages that a footprint touches)."""
+    if isinstance(item, Copied):
+        low, high = item.piece.address, item.piece.address + item.piece.size
+    else:
+        low, high = int(item.lows[0]), int(item.highs[-1])
+    bits = max(LEAST_BITS, -(-(high - low).bit_length() // BITS_STEP) * BITS_STEP)
+    return bits, {low >> bits, high - 1 >> bits}
+
+
+class _Unordered:
+    """The work of a stream behind a turn, up to now. `latest`: its work of which no footprints are kept yet."""
+
+    def __init__(self, stream: str, kept: _Footprints | None, turn: int, latest: _Latest | None) -> None:
+        self.stream, self._kept, self._turn, self._latest = stream, kept, turn, latest
+        self._number = 0 if kept is None else kept.number
+
+    def near(self, low: int, high: int) -> Iterator[Footprint]:
+        """Footprints, those with bytes in [low, high) among them."""
+        if self._latest is not None:
+            for one in self._latest.touched:
+                yield from one.all()
+        if self._kept is not None:
+            yield from self._kept.near(low, high, self._turn, self._number)
+
+
 class StreamOrder:
     """The clocks of streams, events and the host, and the bytes that streams have touched.
 
@@ -75,7 +168,7 @@ class StreamOrder:
         self._behind: dict[int, Clock] = {0: {}}  # of each stream; its own turn is among them
         self._host: Clock = {}
         self._events: dict[int, Clock] = {}
-        self._kept: dict[int, dict[object, tuple[int, Footprint | Copied]]] = {}
+        self._kept: dict[int, _Footprints] = {}
         self._last: dict[int, _Latest] = {}
         self._unread: deque[_Latest] = deque()
         self._used: set[int] = set()  # streams that have had work
@@ -145,9 +238,8 @@ class StreamOrder:
                 del self._last[stream]
         while self._unread and self._unread[0].turn <= host.get(next(iter(self._used)), 0):
             self._unread.popleft()
-        for stream, kept in list(self._kept.items()):
-            turn = host.get(stream, 0)
-            self._kept[stream] = {key: one for key, one in kept.items() if one[0] > turn}
+        for stream, kept in self._kept.items():
+            kept.forget(host.get(stream, 0))
         self._events = {
             event: known for event, known in self._events.items()
             if any(turn > host.get(stream, 0) for stream, turn in known.items())
@@ -171,7 +263,7 @@ class StreamOrder:
         return "the legacy stream" if stream == 0 else "a per-thread stream" if stream < 0 else f"stream {stream:#x}"
 
     def run(
-        self, handle: int, run: Callable[[], object], label: str = "", touched: Sequence[TouchedBytes] = (),
+        self, handle: int, run: Callable[[], object], label: object = "", touched: Sequence[TouchedBytes] = (),
         launches: bool = False,
     ) -> None:  # fmt: skip
         """Do work of a stream, and find its races with work of others.
@@ -194,13 +286,30 @@ class StreamOrder:
             with self._lock:
                 self._over(stream, turn, scope)
 
-    def note_alone(self, name: str, piece: TouchedBytes) -> None:
+    def note(self, handle: int, name: object, pieces: Sequence[TouchedBytes]) -> None:
+        """Note work of a stream that has run, and find its races with work of others, as `run` does."""
+        if BESIDE.now is not None or not self.is_kept:
+            return
+        with self._lock:
+            stream = self.stream_of(handle)
+            clock, others = self._began(stream)
+            time, turn = next(self._times), clock[stream]
+            if others:
+                scope = UnorderedLaunches(others, None, self.name_of(stream), time, self._born)
+                scope.copied(pieces, name)
+            self._settle(stream)
+            kept = self._footprints(stream)
+            for piece in pieces:
+                kept.keep(turn, piece, Copied(piece, name, time))
+
+    def note_alone(self, name: object, piece: TouchedBytes) -> None:
         """Note a write that has run on the legacy stream, the only one."""
         with self._lock:
-            self._settle(0)
+            if self._last:
+                self._settle(0)
             clock = self._behind[0]
-            clock[0] = clock.get(0, 0) + 1
-            self._keep(0, clock[0], [(piece, Copied(piece, name, next(self._times)))])
+            clock[0] = turn = clock.get(0, 0) + 1
+            self._footprints(0).keep(turn, piece, Copied(piece, name, next(self._times)))
 
     def is_over(self, handle: int, turn: int) -> bool:
         """True if the host has waited for a turn of a stream."""
@@ -212,26 +321,27 @@ class StreamOrder:
 
     def _scope(self, stream: int, launches: bool) -> tuple[UnorderedLaunches, int]:
         """(The scope of work that begins, its turn of the stream.)"""
+        last = self._last.get(stream) if launches else None
+        before = None if last is None else dict(self._clock(stream))
+        front = last.front if last is not None and last.clock == before else None
+        clock, others = self._began(stream)
+        scope = UnorderedLaunches(others, front, self.name_of(stream), next(self._times), self._born)
+        return scope, clock[stream]
+
+    def _began(self, stream: int) -> tuple[Clock, list[_Unordered]]:
+        """(The clock of work that begins, with its turn, and the work of others that it is not behind.)"""
         if stream not in self._used:
             self._read(self._used)
             self._used.add(stream)
         clock = self._clock(stream)
-        last = self._last.get(stream) if launches else None
-        front = last.front if last is not None and last.clock == clock else None
         clock[stream] = clock.get(stream, 0) + 1
         others = []
         for other in {*self._kept, *self._last} - {stream}:
-            turn, done = clock.get(other, 0), self._last.get(other)
-            beside = Touched(stream=self.name_of(other))
-            if done is not None and done.turn > turn:
-                beside.footprints += [footprint for one in done.touched for footprint in one.all()]
-            for its, item in self._kept.get(other, {}).values():
-                if its > turn:
-                    beside.footprints.append(item if isinstance(item, Footprint) else item.footprint)
-            if beside.footprints:
-                others.append(beside)
-        scope = UnorderedLaunches(others, front, self.name_of(stream), next(self._times), self._born)
-        return scope, clock[stream]
+            turn, done, kept = clock.get(other, 0), self._last.get(other), self._kept.get(other)
+            latest = done if done is not None and done.turn > turn and done.touched else None
+            if latest is not None or (kept is not None and kept.turn > turn):
+                others.append(_Unordered(self.name_of(other), kept, turn, latest))
+        return clock, others
 
     def _over(self, stream: int, turn: int, scope: UnorderedLaunches) -> None:
         self._settle(stream)
@@ -266,12 +376,15 @@ class StreamOrder:
 
     def _keep(self, stream: int, turn: int, found: Sequence[tuple[object, Footprint | Copied]]) -> None:
         """Keep footprints. They replace earlier ones of the same bytes."""
-        kept = self._kept.setdefault(stream, {})
+        kept = self._footprints(stream)
         for key, item in found:
-            kept.pop(key, None)  # the latest last
-            kept[key] = turn, item
-        while len(kept) > MOST:
-            del kept[next(iter(kept))]
+            kept.keep(turn, key, item)
+
+    def _footprints(self, stream: int) -> _Footprints:
+        kept = self._kept.get(stream)
+        if kept is None:
+            kept = self._kept[stream] = _Footprints()
+        return kept
 
 
 def _pages(done: _Latest) -> int:

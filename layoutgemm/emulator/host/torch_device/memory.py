@@ -6,10 +6,12 @@ The GPU has random numbers of its own: those of the host do not depend on how ma
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..arguments import Place, bytes_at
 
@@ -40,21 +42,58 @@ class DeviceUse:
         self.allocated = allocated
         self.count = 0  # storages so far
         # By id; a DLPack capsule keeps a storage alive without its tensor.
-        self.storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.peak = 0
+        self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}  # by id: (address, bytes)
+        self._at: dict[int, dict[int, int]] = {}  # address -> id -> bytes: storages may share memory
+        self._gone: deque[int] = deque()  # ids of those that died: any line here may be interrupted by a death
+        self._bytes = self.peak = 0
 
     def add(self, storage: UntypedStorage) -> None:
-        """Count a storage from now on, as long as it lives."""
-        if id(storage) not in self.storages:
-            self.storages[id(storage)] = storage
+        """Count a storage from now on, as long as it lives. Again: it has its size of now."""
+        self._forget()
+        key, place = id(storage), (storage.data_ptr(), storage.nbytes())
+        if key not in self._storages:
+            self._storages[key] = weakref.ref(storage, partial(_note_death, self._gone, key))
             self.count += 1
-            self.allocated(storage.data_ptr())
-            self.peak = max(self.peak, self.bytes())
+            self.allocated(place[0])
+        elif self._sizes[key] == place:
+            return
+        else:
+            self._leave(key)
+        address, size = self._sizes[key] = place
+        held = self._at.setdefault(address, {})
+        self._bytes -= max(held.values(), default=0)
+        held[key] = -(-size // ALIGNMENT) * ALIGNMENT
+        self._bytes += max(held.values())
+        self.peak = max(self.peak, self._bytes)
+
+    def has(self, storage: UntypedStorage) -> bool:
+        """True if a storage is counted."""
+        self._forget()
+        return id(storage) in self._storages
+
+    def storages(self) -> list[UntypedStorage]:
+        """Those that live."""
+        return [x for one in list(self._storages.values()) if (x := one()) is not None]
+
+    def _forget(self) -> None:
+        while self._gone:
+            del self._storages[key := self._gone.popleft()]
+            self._leave(key)
+
+    def _leave(self, key: int) -> None:
+        held = self._at[address := self._sizes.pop(key)[0]]
+        self._bytes -= max(held.values())
+        del held[key]
+        if held:
+            self._bytes += max(held.values())
+        else:
+            del self._at[address]
 
     def bytes(self) -> int:
         """Bytes in use, each allocation rounded up to ALIGNMENT."""
-        sizes = {x.data_ptr(): x.nbytes() for x in list(self.storages.values())}
-        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        self._forget()
+        return self._bytes
 
     def answers(self, memory: int) -> dict[str, Callable[..., object]]:
         """Answers of torch.cuda about its memory, of that many bytes."""
@@ -78,6 +117,10 @@ class DeviceUse:
             "mem_get_info": lambda *x: (max(memory - self.bytes(), 0), memory),
             "get_allocator_backend": lambda: "native",
         }  # fmt: skip
+
+
+def _note_death(gone: deque[int], key: int, _: object) -> None:
+    gone.append(key)
 
 
 class DeviceNumbers:

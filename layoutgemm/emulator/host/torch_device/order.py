@@ -10,7 +10,8 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from functools import cache
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from ...findings import Finding
@@ -42,6 +43,7 @@ NON_BLOCKING = (
     "touches the memory orders them."
 )
 _LIBRARIES = ("torch", "layoutgemm", "contextlib", "functools")
+MOST_CODES = 1 << 12  # codes of which it is kept whether they are a library's
 
 
 def is_followed() -> bool:
@@ -49,55 +51,97 @@ def is_followed() -> bool:
     return CAPTURES.order.are_several or bool(CAPTURES.order.host_copies)
 
 
-def calling_line() -> str:
-    """The line of the script that calls torch, as " (file.py:12)"."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in _LIBRARIES:
-            return f" ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+class TorchCall:
+    """A call of torch by a script, as "torch's add (file.py:12)".
+
+    The place in the code is kept: its line takes long to find, and few calls are reported.
+    """
+
+    __slots__ = ("_at", "_code", "_name", "_rest")
+
+    def __init__(self, name: str, rest: str = "") -> None:
+        self._name, self._rest, frame = name, rest, sys._getframe(2)
+        while frame is not None and _of_library(frame):
+            frame = frame.f_back  # type: ignore[assignment]
+        self._code, self._at = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+
+    def __str__(self) -> str:
+        where = ""
+        if self._code is not None:
+            lines = [line for low, high, line in self._code.co_lines() if low <= self._at < high]
+            where = f" ({self._code.co_filename.rpartition('/')[2]}:{lines[0] if lines else 0})"
+        return f"torch's {self._name}{where}{self._rest}"
+
+
+_CODES: dict[CodeType, bool] = {}  # code -> whether it is a library's
+
+
+def _of_library(frame: FrameType) -> bool:
+    """True for a frame of torch, or of this package. Code is of the module that first ran it."""
+    found = _CODES.get(frame.f_code)
+    if found is None:
+        if len(_CODES) >= MOST_CODES:
+            _CODES.clear()
+        found = _CODES[frame.f_code] = frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
+    return found
+
+
+@cache
+def _is_partial(name: str) -> bool:
+    """True for a function that touches a part of an argument."""
+    return _PARTLY.fullmatch(name) is not None
+
+
+@cache
+def _is_form(name: str) -> bool:
+    """True for a function that reads no value of its argument."""
+    return _FORM.fullmatch(name) is not None
+
+
+@cache
+def _is_whole_write(name: str) -> bool:
+    """True for a function that writes all of its result."""
+    return not (name.startswith(("empty", "new_empty")) or _is_partial(name))
 
 
 def _bytes_of(x: Tensor, writes: bool) -> TouchedBytes | None:
     """The bytes of a tensor whose elements lie without gaps, or None."""
-    count = x.numel()
-    if not count:
+    size = x.nbytes
+    if not size:
         return None
-    if not x.is_contiguous() and 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride())) != count:
+    if not x.is_contiguous() and 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride())) != x.numel():
         return None
-    return TouchedBytes(x.data_ptr(), count * x.element_size(), writes)
+    return TouchedBytes(x.data_ptr(), size, writes)
 
 
 def is_plain(torch: ModuleType, tensors: Iterable[Tensor]) -> bool:
     """True for tensors with memory of their own: neither a tracer's nor a transform's."""
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not torch._C._len_torch_dispatch_stack() and all(
-        type(x) in kinds and x.layout is torch.strided and x.device.type == "cpu" and not wrapped(x) for x in tensors
-    )
+    kinds, strided, of_c = (torch.Tensor, torch.nn.Parameter), torch.strided, torch._C
+    if of_c._len_torch_dispatch_stack():
+        return False
+    wrapped = of_c._functorch.is_functorch_wrapped_tensor
+    for x in tensors:
+        if type(x) not in kinds or x.layout is not strided or not x.is_cpu or wrapped(x):
+            return False
+    return True
 
 
 def note(name: str, read: Iterable[Tensor], written: Iterable[Tensor], waits: bool = False) -> None:
     """Note work of the current stream that has run. `waits`: the host waits for its end."""
-    pieces = [piece for x in read if (piece := _bytes_of(x, False)) is not None]
-    pieces += [piece for x in written if (piece := _bytes_of(x, True)) is not None]
+    pieces = [
+        piece for each, writes in ((read, False), (written, True)) for x in each if (piece := _bytes_of(x, writes))
+    ]
     handle = current_stream().cuda_stream
-    CAPTURES.order.run(handle, _nothing, f"torch's {name}{calling_line()}", pieces)
+    CAPTURES.order.note(handle, TorchCall(name), pieces)
     if waits:
         CAPTURES.order.host_waits(handle)
-
-
-def _nothing() -> None:
-    """The work has been done."""
 
 
 def note_pending(name: str, host: Tensor, writes: bool) -> None:
     """Note that the current stream's latest work copies pinned memory, and goes on."""
     if (piece := _bytes_of(host, writes)) is not None:
         stream, storage = current_stream().cuda_stream, weakref.ref(host.untyped_storage())
-        text = f"torch's {name}{calling_line()}, with non_blocking=True"
+        text = str(TorchCall(name, ", with non_blocking=True"))
         turn = CAPTURES.order.turn_of(stream)
         CAPTURES.order.host_copies.append(
             HostCopy(storage, piece.address, piece.address + piece.size, writes, stream, turn, text)
@@ -126,13 +170,13 @@ def note_work(
         _note_copy(places[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)), on_gpu)
         return
     if CAPTURES.order.host_copies:
-        _look(name, [] if _FORM.fullmatch(name) else given, places)
+        _look(name, [] if _is_form(name) else given, places)
     of_gpu = [x for x in given if on_gpu(x)]
     if not of_gpu and not any(map(on_gpu, results)):
         return
-    read = [] if _FORM.fullmatch(name) else of_gpu
+    read = [] if _is_form(name) else of_gpu
     written = [x for x in (*places, *fresh) if on_gpu(x)]
-    if _PARTLY.fullmatch(name):
+    if _is_partial(name):
         read, written = [], [x for x in fresh if on_gpu(x)]
         if name == "__setitem__" and _is_basic(torch, args[1]):
             written = [places[0][args[1]]]
@@ -147,10 +191,10 @@ def note_alone(torch: ModuleType, name: str, written: Tensor | None) -> None:
     """Note a write on the only stream. A later stream may race with it."""
     if name in WAITS:
         CAPTURES.order.host_waits(0)
-    elif written is not None and not name.startswith(("empty", "new_empty")) and not _PARTLY.fullmatch(name):
+    elif written is not None and _is_whole_write(name):
         on_legacy = current_stream().cuda_stream in LEGACY  # else a stream of an earlier session
         if on_legacy and is_plain(torch, (written,)) and (piece := _bytes_of(written, True)) is not None:
-            CAPTURES.order.note_alone(f"torch's {name}{calling_line()}", piece)
+            CAPTURES.order.note_alone(TorchCall(name), piece)
 
 
 def _is_basic(torch: ModuleType, index: object) -> bool:
@@ -190,8 +234,8 @@ def _look(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
             for one in copies:
                 if (writes or one.writes) and one.low < piece.address + piece.size and piece.address < one.high:
                     text = (
-                        f"the host {'writes' if writes else 'reads'} {piece.size} bytes of pinned memory, by torch's "
-                        f"{name}{calling_line()}; {one.text}, {'writes' if one.writes else 'reads'} them, and may "
+                        f"the host {'writes' if writes else 'reads'} {piece.size} bytes of pinned memory, by "
+                        f"{TorchCall(name)}; {one.text}, {'writes' if one.writes else 'reads'} them, and may "
                         f"still run on {order.name_of(order.stream_of(one.stream))}"
                     )
                     if FOUND:

@@ -33,7 +33,7 @@ from .recorder import recorded
 from .streams import CAPTURES, is_capturing, own_streams, refuse_read
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, UntypedStorage
 
     from ..devices import GpuModel
 
@@ -76,7 +76,7 @@ def tensor_at(address: int) -> Place | None:
     for x in list(_MARKED.values()):
         if (place := place_of(x, address)) is not None:
             return place
-    for storage in list(_USE.storages.values()):
+    for storage in _USE.storages():
         low, size = storage.data_ptr(), storage.nbytes()
         if low <= address < low + size:
             return f"the storage of a tensor, {size} bytes", low, bytes_at(low, size, storage)
@@ -110,6 +110,7 @@ def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]
         stack.enter_context(mock.patch.object(threading.Thread, "start", _start(threading.Thread.start)))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or ".".join(map(str, CUDA))))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_)))
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *x, **more: 0))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
@@ -276,6 +277,8 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     count = _USE.count
     done = work.do()
     if (given := kwargs.get("out", first)) is not None and done is given:  # it changes an argument, which stays there
+        if gpu and (given is not first or name in _OF_FORM) and type(done) is torch.Tensor:
+            _measured(done.untyped_storage())
         _followed(work, done, done if gpu and type(done) is torch.Tensor and work.changed is done else None)
         return done
     allocates = _ALLOCATES.fullmatch(name)
@@ -296,6 +299,23 @@ def _name_of(torch: ModuleType, func: Function) -> str:
         if not whole.startswith(_OF_TORCH):
             return whole
     return str(getattr(func, "__name__", ""))
+
+
+def _measured(storage: UntypedStorage) -> None:
+    """Count a storage by its size of now, if it is the GPU's."""
+    if _USE.has(storage):
+        _USE.add(storage)
+
+
+def _resize(plain: Callable[..., object]) -> Callable[..., object]:
+    """`resize_` of storages, whose size is counted."""
+
+    def resize(storage: UntypedStorage, *args: object) -> object:
+        done = plain(storage, *args)
+        _measured(storage)
+        return done
+
+    return resize
 
 
 def _followed(work: GpuWork, done: object, written: Tensor | None) -> None:
