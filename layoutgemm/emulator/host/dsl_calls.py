@@ -19,6 +19,7 @@ import json
 import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,21 @@ def types_of(compiled: Any) -> tuple[list[str], list[str]]:
         if op.operation.name == "llvm.func" and op.attributes["sym_name"].value == entry:
             return [str(argument.type) for argument in op.regions[0].blocks[0].arguments], traced
     raise EmulatorError("the compiled module has no host function: this version of the CuTe DSL is not known")
+
+
+_WITHOUT_STREAM: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_without_stream(compiled: Any) -> bool:
+    """True if no parameter of a compiled function is a stream: its kernels run on the legacy one.
+
+    The DSL launches a kernel on stream 0 where `launch` gets no stream. False where the types were not kept.
+    """
+    found = _WITHOUT_STREAM.get(compiled)
+    if found is None:
+        machine, traced = types_of(compiled)
+        found = _WITHOUT_STREAM[compiled] = len(machine) == len(traced) and "!cuda.stream" not in traced
+    return found
 
 
 @functools.cache

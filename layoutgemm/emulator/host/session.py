@@ -36,7 +36,7 @@ from .cuda_calls import DeviceMemory, cuda_calls
 from .cuda_programs import CudaRuntime, library_of, run_program
 from .devices import GpuModel
 from .driver_modules import PtxLaunch
-from .dsl_calls import RefusedArgumentError, types_of, watch
+from .dsl_calls import RefusedArgumentError, is_without_stream, types_of, watch
 from .exported import exports
 from .graphs.stream_order import LEGACY
 from .jax_calls import XlaFunction, jax_calls
@@ -168,6 +168,8 @@ def session(
         stream = _stream_among((*args, *named.values()))
         if stream is None and is_capturing():
             gpu.note(NO_STREAM)
+        elif stream is None and not isinstance(compiled, XlaFunction) and is_without_stream(compiled):
+            stream = 0
         name = str(getattr(compiled, "function_name", "a function of the DSL"))
         asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
