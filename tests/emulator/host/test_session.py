@@ -667,3 +667,32 @@ def test_a_finding_in_a_helper_names_the_lines_that_called_it(tmp_path: Path, mo
     put, call, helper = line("tile[at] = value"), line("put(tile, t + step, t)"), line("return copied")
     assert f"calls.py:{put}, called in line {call})" in race
     assert f"calls.py:{helper}, in " in race and "its_helpers.py:6) by CTA (0, 0, 0) warp 1" in race
+
+
+@needs_dsl
+def test_a_function_without_a_stream_runs_on_the_legacy_one() -> None:
+    from cuda.bindings.driver import CUstream
+    from cutlass import Float32, Int32, cute
+    from cutlass.cute.runtime import from_dlpack
+
+    from tests.emulator.kernels import small
+
+    with emulated_gpu("sm_90a") as gpu:
+        x = torch.ones(64, device="cuda")
+        y = from_dlpack(x).mark_layout_dynamic()
+        without = cute.compile(small.Twice(), y)
+        scale = (Int32(64), Float32(2))
+        given = cute.compile(small.Scale(), y, y, *scale, CUstream(0))
+        side = torch.cuda.Stream()
+        for waits in (True, False):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                given(y, y, *scale, CUstream(side.cuda_stream))
+                x.add_(1)
+                torch.cuda.synchronize()
+                without(y)
+                if waits:
+                    torch.cuda.synchronize()
+                assert not gpu.findings
+                x.add_(1)
+        assert "which may still run on the legacy stream" in gpu.findings[0].message
