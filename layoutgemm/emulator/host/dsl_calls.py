@@ -83,13 +83,14 @@ def types_of(compiled: Any) -> tuple[list[str], list[str]]:
     raise EmulatorError("the compiled module has no host function: this version of the CuTe DSL is not known")
 
 
-_WITHOUT_STREAM: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_WITHOUT_STREAM: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
 
 
-def is_without_stream(compiled: Any) -> bool:
-    """True if no parameter of a compiled function is a stream: its kernels run on the legacy one.
+def is_without_stream(compiled: object) -> bool:
+    """True if no parameter of a compiled function is a stream.
 
-    The DSL launches a kernel on stream 0 where `launch` gets no stream. False where the types were not kept.
+    Its kernels run on the legacy one: the DSL launches on stream 0 where `launch` gets none. False where the types were
+    not kept.
     """
     found = _WITHOUT_STREAM.get(compiled)
     if found is None:

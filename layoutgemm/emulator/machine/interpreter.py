@@ -40,7 +40,7 @@ from ..findings import LINT, REMEDIES, Counts, Finding, Findings
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program, set_bits
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
-from ..races.conflicts import Conflict
+from ..races.conflicts import Conflict, described
 from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, ShadowMemory
 from ..races.lanes import LaneAccess, Same, fork, have_read, join, read_together
@@ -174,8 +174,7 @@ class Fiber:
 
     def describe(self) -> str:
         """The fiber in words, for reports."""
-        part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
-        return f"{self.warp}{part}"
+        return described(self.warp, self.lanes)
 
     def retire(self) -> None:
         """Free its registers and knowledge: events on record keep the fiber, for its description."""

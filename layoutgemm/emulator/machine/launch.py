@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from ...arguments import as_int, settle, shown
 from ...atoms.tma.rules import TensorMap
@@ -158,22 +159,32 @@ _CONSTANT: dict[str, Value] = {
 
 def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Value]:
     """%tid, %ctaid and the like of a warp, from its block. PTX ISA, "Special Registers"."""
-    block, grid, size = launch.block, launch.grid, launch.cluster
+    grid, size = launch.grid, launch.cluster
+    special = _of_launch(launch.block, grid, size, warp).copy()
+    special["%smid"] = (coordinate[0] + grid[0] * (coordinate[1] + grid[1] * coordinate[2])) % MULTIPROCESSORS
+    special["%cluster_ctarank"] = rank
+    special["%total_smem_size"] = special["%aggr_smem_size"] = shared
+    special["%dynamic_smem_size"] = launch.dynamic_shared
+    for axis, name in enumerate("xyz"):
+        special[f"%ctaid.{name}"] = coordinate[axis]
+        special[f"%clusterid.{name}"] = coordinate[axis] // size[axis]
+        special[f"%cluster_ctaid.{name}"] = coordinate[axis] % size[axis]
+    return special
+
+
+@lru_cache(maxsize=256)
+def _of_launch(block: Triple, grid: Triple, size: Triple, warp: int) -> dict[str, Value]:
+    """What the warps of one number have in common in all blocks. size: of a cluster."""
     thread = warp * LANES + LANE
     special: dict[str, Value] = {
         **_CONSTANT,
         "%laneid": LANE,
         "%warpid": warp,
         "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),
-        "%smid": (coordinate[0] + grid[0] * (coordinate[1] + grid[1] * coordinate[2])) % MULTIPROCESSORS,
         "%nsmid": MULTIPROCESSORS,
         "%gridid": 0,
-        "%cluster_ctarank": rank,
         "%cluster_nctarank": size[0] * size[1] * size[2],
         "%is_explicit_cluster": True,
-        "%total_smem_size": shared,
-        "%aggr_smem_size": shared,
-        "%dynamic_smem_size": launch.dynamic_shared,
         "%reserved_smem_offset_begin": 0,
         "%reserved_smem_offset_end": 0,
         "%reserved_smem_offset_cap": 0,
@@ -191,11 +202,8 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         place = places[axis]
         special[f"%tid.{name}"] = int(place[0]) if (place == place[0]).all() else place
         special[f"%ntid.{name}"] = block[axis]
-        special[f"%ctaid.{name}"] = coordinate[axis]
         special[f"%nctaid.{name}"] = grid[axis]
-        special[f"%clusterid.{name}"] = coordinate[axis] // size[axis]
         special[f"%nclusterid.{name}"] = grid[axis] // size[axis]
-        special[f"%cluster_ctaid.{name}"] = coordinate[axis] % size[axis]
         special[f"%cluster_nctaid.{name}"] = size[axis]
     return special
 

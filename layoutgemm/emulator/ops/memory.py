@@ -38,7 +38,7 @@ from ..ptx.values import (
     s64,
 )
 from ..races import global_words as lane_words
-from ..races.conflicts import BETWEEN_LANES
+from ..races.conflicts import BETWEEN_LANES, SaidAccess
 from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
@@ -326,7 +326,8 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.strong:
             learn(fiber, form.flag, offsets, lanes, True)
-        _aligned(offsets, size)
+        if form.elements:
+            _aligned(offsets, size)
         count_sectors(fiber, ins, offsets, size)
         for at in form.elements or (0,):
             _read_global(fiber, ins, form, offsets + at, form.bytes if form.elements else size, lanes)
@@ -355,25 +356,6 @@ def _read_global(
         message = f"{said(fiber, ins)()} reads, as data that is read only, what {writer} wrote in this launch"
         fiber.machine.problem("race", message, fiber, orders="ld.global without .nc reads what has been written.")
     _touch_global(fiber, ins, addresses, size, lanes, "reads", bool(form.strong))
-
-
-class SaidAccess:
-    """The description of an instruction and its warp; descriptions of the same two are equal."""
-
-    __slots__ = ("fiber", "ins")
-
-    def __init__(self, fiber: Fiber, ins: PtxInstruction) -> None:
-        self.fiber, self.ins = fiber, ins
-
-    def __call__(self) -> str:
-        """The opcode, its place and its warp."""
-        return f"{self.ins.opcode} at {self.ins.where} by {self.fiber.describe()}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SaidAccess) and self.ins is other.ins and self.fiber is other.fiber
-
-    def __hash__(self) -> int:
-        return self.ins.pc
 
 
 def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:

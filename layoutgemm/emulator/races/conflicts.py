@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..ptx.values import FULL
+
+if TYPE_CHECKING:
+    from ..machine.interpreter import Fiber, Warp
+    from ..ptx.parser import PtxInstruction
 
 WHO = re.compile(r"CTA (\(\d+, \d+, \d+\)) warp (\d+)")
 FENCE = (
@@ -118,3 +125,43 @@ def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_async
         "bar.sync of both warps (__syncthreads) between the two orders them; so does an mbarrier that the first "
         "arrives at."
     )
+
+
+def described(warp: Warp, lanes: int) -> str:
+    """Some lanes of a warp in words."""
+    return str(warp) if lanes == FULL else f"{warp} lanes {lanes:#x}"
+
+
+class SaidAccess:
+    """The description of an instruction and its warp; descriptions of the same two are equal."""
+
+    __slots__ = ("fiber", "ins")
+
+    def __init__(self, fiber: Fiber, ins: PtxInstruction) -> None:
+        self.fiber, self.ins = fiber, ins
+
+    def __call__(self) -> str:
+        """The opcode, its place and its warp."""
+        return str(self.now())
+
+    def now(self) -> SaidLanes:
+        """The same with the lanes of now; a fiber may have others later."""
+        return SaidLanes(self.fiber.warp, self.fiber.lanes, self.ins)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SaidAccess) and self.ins is other.ins and self.fiber is other.fiber
+
+    def __hash__(self) -> int:
+        return self.ins.pc
+
+
+class SaidLanes:
+    """An instruction by some lanes of a warp. Its `str` is made when it is asked for."""
+
+    __slots__ = ("ins", "lanes", "warp")
+
+    def __init__(self, warp: Warp, lanes: int, ins: PtxInstruction) -> None:
+        self.warp, self.lanes, self.ins = warp, lanes, ins
+
+    def __str__(self) -> str:
+        return f"{self.ins.opcode} at {self.ins.where} by {described(self.warp, self.lanes)}"

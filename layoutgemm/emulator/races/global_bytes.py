@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ..machine.memory import GRANULE
 from ..ptx.values import lane_bits, lanes_among
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
-from .conflicts import FENCE, WARP_BARRIER, Conflict, remedy
+from .conflicts import FENCE, WARP_BARRIER, Conflict, SaidAccess, remedy
 from .conflicts import TOGETHER as RUN_TOGETHER
 from .global_words import READ, READ_STRONGLY, NotedRead, note_read, untold, written_over
 from .lanes import LaneAccess, Same, clocks_of
@@ -78,13 +78,19 @@ class GlobalAccess(NamedTuple):
 
     event         of a copy whose end the ledger of its cluster knows of, or None
     asynchronous  whether it is of the async proxy
+    text          its `str` says what it is: few are ever asked
     """
 
     warp: Warp
     stamp: Stamp
     event: MemoryEvent | None
     asynchronous: bool
-    what: str
+    text: object
+
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        return str(self.text)
 
 
 class CopyAccess(NamedTuple):
@@ -116,22 +122,37 @@ class MadeGlobalAccess(NamedTuple):
 
 
 class WatchedPage:
-    """The numbers of the latest accesses to each unit of 2**shift bytes of a page. `written`, `read`: if there are any.
+    """The numbers of the latest accesses to each unit of 2**shift bytes of a page. None: there are none of the kind.
 
-    changers  those of strong writes, or None
+    changers  those of strong writes
     Copies of whole units of 16 bytes have a page of their own, so that few numbers are kept of them.
     """
 
     def __init__(self, shift: int) -> None:
         self.shift = shift
-        self.writers, self.readers = (np.zeros(PAGE >> shift, np.int32) for _ in range(2))
-        self.written = self.read = False
+        self.writers: Numbers | None = None
+        self.readers: Numbers | None = None
         self.changers: Numbers | None = None
+
+    def _numbers(self) -> Numbers:
+        return np.zeros(PAGE >> self.shift, np.int32)
+
+    def note_write(self, units: slice | Numbers, number: int) -> None:
+        """Note an ordinary write."""
+        if self.writers is None:
+            self.writers = self._numbers()
+        self.writers[units] = number
+
+    def note_read(self, units: slice | Numbers, number: int) -> None:
+        """Note a read."""
+        if self.readers is None:
+            self.readers = self._numbers()
+        self.readers[units] = number
 
     def changed(self) -> Numbers:
         """The numbers of strong writes."""
         if self.changers is None:
-            self.changers = np.zeros_like(self.writers)
+            self.changers = self._numbers()
         return self.changers
 
 
@@ -262,15 +283,13 @@ class GlobalWatch:
                     continue
                 page = pages[places.page] = WatchedPage(shift)
             if same is None:
-                page.readers[places.units(shift)] = number
-                page.read = True
+                page.note_read(places.units(shift), number)
                 if copying is None:
                     note_read(fiber, what, number, addresses, size, lanes or fiber.lanes, READ)
             elif strong:
                 self._add(page.changed(), places.units(shift), number, source, fiber.knows.clocks.known)
             else:
-                page.writers[places.units(shift)] = number
-                page.written = True
+                page.note_write(places.units(shift), number)
         return race
 
     def polled(
@@ -281,7 +300,7 @@ class GlobalWatch:
         for places in _places(addresses, size):
             note_read(fiber, what, places.page, addresses, size, lanes, READ_STRONGLY)
             page = self.pages.get(places.page)
-            if page is None or not page.written:
+            if page is None or page.writers is None:
                 continue
             where = places.units(page.shift)
             found = (page.writers[where], True, False, where, page.shift)
@@ -324,7 +343,7 @@ class GlobalWatch:
                 for number in sorted(touched):
                     page = pages[number]
                     values = {"read": page.readers, "write": page.writers, "strong": page.changers}[kind]
-                    if values is None or not {"read": page.read, "write": page.written, "strong": True}[kind]:
+                    if values is None:
                         continue
                     base = number << PAGE_BITS
                     first = max(low - base, 0) >> page.shift
@@ -342,17 +361,19 @@ class GlobalWatch:
         race: Conflict | None = None
         for pages in (self.pages, self.coarse):
             page = pages.get(places.page)
-            changed = page is not None and page.changers is not None and not strong
-            if page is None or not (page.written or changed or (page.read and same is not None)):
+            if page is None:
+                continue
+            changers, writers = None if strong else page.changers, page.writers
+            if changers is None and writers is None and (same is None or page.readers is None):
                 continue
             where = places.units(page.shift)
-            if changed and page.changers is not None:
-                found = (page.changers[where], True, same is not None, where, page.shift)
+            if changers is not None:
+                found = (changers[where], True, same is not None, where, page.shift)
                 race = self._race(made, places.page, found, same)
-            if page.written and (race is None or race.lint):
-                found = (page.writers[where], True, same is not None, where, page.shift)
+            if writers is not None and (race is None or race.lint):
+                found = (writers[where], True, same is not None, where, page.shift)
                 race = self._race(made, places.page, found, same) or race
-            if page.read and same is not None and (race is None or race.lint):
+            if page.readers is not None and same is not None and (race is None or race.lint):
                 found = (page.readers[where], False, True, where, page.shift)
                 race = self._race(made, places.page, found, None) or race
                 race = race or self._over_reads(made, found[0], same)
@@ -427,7 +448,8 @@ class GlobalWatch:
         if found is None:
             found = self.numbers[stamp, pc] = len(self.accesses)
             event, of_engine = (None, False) if copying is None else (copying.event, copying.asynchronous)
-            self.accesses.append(GlobalAccess(warp, stamp, event, of_engine, what()))
+            text = what.now() if isinstance(what, SaidAccess) else what()
+            self.accesses.append(GlobalAccess(warp, stamp, event, of_engine, text))
         return found
 
     def _race(

@@ -67,7 +67,7 @@ class _Latest(NamedTuple):
 
 
 class _Footprints:
-    """The footprints of a stream that are kept, by their turns, and found by their bytes.
+    """The kept footprints of a stream, by their turns and by their bytes.
 
     When they are first asked for, each gets one or two pages, of the smallest size that is no less than its own.
     """
@@ -100,7 +100,7 @@ class _Footprints:
             self._leave(kept.pop(next(iter(kept))))
 
     def near(self, low: int, high: int, turn: int, number: int) -> list[Footprint]:
-        """Those behind a turn, up to a number, that may have bytes in [low, high), in their order."""
+        """Those that may have bytes in [low, high), in their order: behind a turn, up to a number."""
         if self._pages is None:
             self._pages = {}
             for one in self._kept.values():
@@ -287,7 +287,7 @@ class StreamOrder:
                 self._over(stream, turn, scope)
 
     def note(self, handle: int, name: object, pieces: Sequence[TouchedBytes]) -> None:
-        """Note work of a stream that has run, and find its races with work of others, as `run` does."""
+        """Note work of a stream that has run, and find its races as `run` does."""
         if BESIDE.now is not None or not self.is_kept:
             return
         with self._lock:
