@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import index
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arch import facts_of
 from ...checks.budgets import allocated_threads, launch_registers, setmaxnreg_problem
@@ -20,6 +21,7 @@ from ..ptx.floats import binary32
 from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import (
+    FULL,
     LANE,
     M32,
     Register,
@@ -67,24 +69,9 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if x is held and is_uniform(x) and inside is None:
             fiber.registers[target] = index(x)
             return
-        segment = c >> 8 & 31
-        top = LANE & segment | c & 31 & ~segment
-        b = b & 31
-        if mode == "up":
-            source = LANE - b
-            valid = source >= top
-        elif mode == "down":
-            source = LANE + b
-            valid = source <= top
-        elif mode == "bfly":
-            source = LANE ^ b
-            valid = source <= top
-        else:
-            source = LANE & segment | b & ~segment
-            valid = source <= top
-        source = np.where(valid, source, LANE)
-        asked = source[bool_of(members)]
-        if (members >> asked & 1 == 0).any():
+        source, valid = (_constant_sources if is_uniform(b) and is_uniform(c) else _sources)(mode, b, c)
+        asked = source if members == FULL else source[bool_of(members)]
+        if members != FULL and (members >> asked & 1 == 0).any():
             away = int(asked[(members >> asked & 1) == 0][0])
             fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
         fiber.registers[target] = result = compact(lanes_of(x)[source])
@@ -95,6 +82,29 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
             fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
 
     return by_mask(ins, mask, go)
+
+
+def _sources(mode: str, b: Value, c: Value) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The lane that each lane of a shuffle reads, and whether it is the one asked for; b and c: its operands."""
+    segment = c >> 8 & 31
+    top = LANE & segment | c & 31 & ~segment
+    b = b & 31
+    if mode == "up":
+        source = LANE - b
+        valid = source >= top
+    elif mode == "down":
+        source = LANE + b
+        valid = source <= top
+    elif mode == "bfly":
+        source = LANE ^ b
+        valid = source <= top
+    else:
+        source = LANE & segment | b & ~segment
+        valid = source <= top
+    return np.where(valid, source, LANE), np.asarray(valid)
+
+
+_constant_sources = lru_cache(maxsize=1 << 10)(_sources)
 
 
 @operation("elect.sync", operands=2)

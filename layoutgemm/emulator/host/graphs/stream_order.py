@@ -100,7 +100,7 @@ class _Footprints:
             self._leave(kept.pop(next(iter(kept))))
 
     def near(self, low: int, high: int, turn: int, number: int) -> list[Footprint]:
-        """Those that may have bytes in [low, high), in their order: behind a turn, up to a number."""
+        """Those that may have bytes in [low, high), behind a turn, up to a number, in order."""
         if self._pages is None:
             self._pages = {}
             for one in self._kept.values():
