@@ -174,7 +174,7 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
 
 @lru_cache(maxsize=256)
 def _of_launch(block: Triple, grid: Triple, size: Triple, warp: int) -> dict[str, Value]:
-    """What the warps of one number have in common in all blocks. size: of a cluster."""
+    """Registers that the warps of one number share in all blocks. size: of a cluster."""
     thread = warp * LANES + LANE
     special: dict[str, Value] = {
         **_CONSTANT,

@@ -10,9 +10,9 @@ register, which is harmless if the result is unused. So such a value is followed
     pairs                   each half of a packed pair stands for itself
 
 A move within the warp, a product and an atomic get some value, and are noted among the suspects
-(`unwritten_memory.py`): they count if a result differs with other values there. What a shuffle moves is followed on
-(`Undefined.reports`), and noted only where an instruction beyond arithmetic takes it, as a reduction in Triton has
-lanes of no value whose sums nothing uses. A store to global memory is a finding,
+(`unwritten_memory.py`): they count if a result differs with other values there. A shuffle's result is followed on
+(`Undefined.reports`), and noted only where an instruction beyond arithmetic takes it. So reductions of Triton run once:
+nothing uses the sums of their lanes without a value. A store to global memory is a finding,
 and so are a branch and a predicate, which then take some side. Undefined addresses and other operands of instructions
 beyond arithmetic are errors, but for addresses that the instruction does not use, as of a cp.async that reads nothing.
 A store to shared memory leaves the bytes unwritten.

@@ -85,7 +85,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _sources(mode: str, b: Value, c: Value) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The lane that each lane of a shuffle reads, and whether it is the one asked for; b and c: its operands."""
+    """[lane] The lane that a shuffle reads, and whether it is valid; b and c: its operands."""
     segment = c >> 8 & 31
     top = LANE & segment | c & 31 & ~segment
     b = b & 31

@@ -100,7 +100,10 @@ class _Footprints:
             self._leave(kept.pop(next(iter(kept))))
 
     def near(self, low: int, high: int, turn: int, number: int) -> list[Footprint]:
-        """Those that may have bytes in [low, high), behind a turn, up to a number, in order."""
+        """Those that may have bytes in [low, high), in order.
+
+        They are behind a turn, and up to a number.
+        """
         if self._pages is None:
             self._pages = {}
             for one in self._kept.values():
@@ -329,7 +332,7 @@ class StreamOrder:
         return scope, clock[stream]
 
     def _began(self, stream: int) -> tuple[Clock, list[_Unordered]]:
-        """(The clock of work that begins, with its turn, and the work of others that it is not behind.)"""
+        """(The clock of work that begins, the work of others that nothing orders with it.)"""
         if stream not in self._used:
             self._read(self._used)
             self._used.add(stream)

@@ -45,7 +45,7 @@ class DeviceUse:
         self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
         self._sizes: dict[int, tuple[int, int]] = {}  # by id: (address, bytes)
         self._at: dict[int, dict[int, int]] = {}  # address -> id -> bytes: storages may share memory
-        self._gone: deque[int] = deque()  # ids of those that died: any line here may be interrupted by a death
+        self._gone: deque[int] = deque()  # ids of dead storages: a death may interrupt any line here
         self._bytes = self.peak = 0
 
     def add(self, storage: UntypedStorage) -> None:
