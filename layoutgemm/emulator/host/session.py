@@ -165,11 +165,9 @@ def session(
         )
 
     def launch(compiled: object, args: Sequence[object], named: dict[str, object]) -> None:
-        stream = _stream_among((*args, *named.values()))
+        stream = _stream_of(compiled, (*args, *named.values()))
         if stream is None and is_capturing():
             gpu.note(NO_STREAM)
-        elif stream is None and not isinstance(compiled, XlaFunction) and is_without_stream(compiled):
-            stream = 0
         name = str(getattr(compiled, "function_name", "a function of the DSL"))
         asked_of(stream, lambda: now(compiled, args, named), label=name, launches=True)
 
@@ -239,9 +237,12 @@ def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Itera
         yield
 
 
-def _stream_among(values: Iterable[object]) -> int | None:
-    """The handle of the stream among a call's arguments, or None."""
-    return next((int(x) for x in values if type(x).__name__ in ("CUstream", "cudaStream_t")), None)  # type: ignore[call-overload]
+def _stream_of(compiled: object, values: Iterable[object]) -> int | None:
+    """The handle of a call's stream, or None for torch's current one: of XLA, TVM-FFI and captures."""
+    given = next((int(x) for x in values if type(x).__name__ in ("CUstream", "cudaStream_t")), None)  # type: ignore[call-overload]
+    if given is not None or isinstance(compiled, XlaFunction) or is_capturing():
+        return given
+    return 0 if is_without_stream(compiled) else None
 
 
 def _as_the_dsl(error: HostStatusError) -> Exception:

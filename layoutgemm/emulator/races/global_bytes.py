@@ -122,7 +122,7 @@ class MadeGlobalAccess(NamedTuple):
 
 
 class WatchedPage:
-    """The numbers of the latest accesses to each unit of 2**shift bytes of a page, or None.
+    """The numbers of the latest accesses to each unit of a page, or None.
 
     changers  those of strong writes
     Copies of whole units of 16 bytes have a page of their own, so that few numbers are kept of them.
