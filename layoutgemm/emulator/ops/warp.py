@@ -69,7 +69,8 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if x is held and is_uniform(x) and inside is None:
             fiber.registers[target] = index(x)
             return
-        source, valid = (_constant_sources if is_uniform(b) and is_uniform(c) else _sources)(mode, b, c)
+        varies = isinstance(b, np.ndarray) or isinstance(c, np.ndarray)
+        source, valid = _sources(mode, b, c) if varies else _constant_sources(mode, int(b), int(c))
         asked = source if members == FULL else source[bool_of(members)]
         if members != FULL and (members >> asked & 1 == 0).any():
             away = int(asked[(members >> asked & 1) == 0][0])

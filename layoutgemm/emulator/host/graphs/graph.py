@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from ....errors import EmulatorError
 from ...races.dependent_launches import PreviousLaunch
-from ...races.unordered_launches import BESIDE, Touched, TouchedBytes, UnorderedLaunches
+from ...races.unordered_launches import BESIDE, EarlierWork, Touched, TouchedBytes, UnorderedLaunches
 from .statuses import CudaStatusError, Status
 
 T = TypeVar("T")
@@ -293,7 +293,7 @@ def _take(mine: CudaGraph, other: CudaGraph, of: dict[GraphNode, GraphNode]) -> 
         of[one] = node
 
 
-def _run(graph: CudaGraph, outer: UnorderedLaunches, outside: Sequence[Touched]) -> list[Touched]:
+def _run(graph: CudaGraph, outer: UnorderedLaunches, outside: Sequence[EarlierWork]) -> list[Touched]:
     """Run a graph's nodes; what they touched.
 
     outer    the scope of the graph's launch
