@@ -77,6 +77,7 @@ class _Footprints:
         self._pages: dict[int, dict[int, dict[int, _Kept]]] | None = None  # bits of a page -> page -> number -> one
         self.number = 0  # of the latest
         self.turn = 0  # of the latest
+        self.first = 0  # the turn that is named first: of the stream's latest work, if it is kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -99,23 +100,23 @@ class _Footprints:
         while kept and next(iter(kept.values()))[0] <= turn:
             self._leave(kept.pop(next(iter(kept))))
 
-    def near(self, low: int, high: int, turn: int, number: int) -> list[Footprint]:
+    def near(self, low: int, high: int, turn: int, number: int, first: int = 0) -> list[Footprint]:
         """Those that may have bytes in [low, high), in order.
 
-        They are behind a turn, and up to a number.
+        They are behind a turn, and up to a number; those of the turn `first` come before the others.
         """
         if self._pages is None:
             self._pages = {}
             for one in self._kept.values():
                 self._enter(one)
-        found: dict[int, Footprint | Copied] = {}
+        found: dict[tuple[bool, int], Footprint | Copied] = {}
         for bits, pages in list(self._pages.items()):
-            first, last = low >> bits, high - 1 >> bits
-            few = last - first < len(pages)
-            for page in range(first, last + 1) if few else [one for one in list(pages) if first <= one <= last]:
+            begin, end = low >> bits, (high - 1 >> bits) + 1
+            few = end - begin <= len(pages)
+            for page in range(begin, end) if few else [one for one in list(pages) if begin <= one < end]:
                 for its, own, item in list(pages.get(page, {}).values()):
                     if its > turn and own <= number:
-                        found[own] = item
+                        found[its != first, own] = item
         return [one if isinstance(one, Footprint) else one.footprint for _, one in sorted(found.items())]
 
     def _enter(self, one: _Kept) -> None:
@@ -149,7 +150,7 @@ class _Unordered:
 
     def __init__(self, stream: str, kept: _Footprints | None, turn: int, latest: _Latest | None) -> None:
         self.stream, self._kept, self._turn, self._latest = stream, kept, turn, latest
-        self._number = 0 if kept is None else kept.number
+        self._number, self._first = (0, 0) if kept is None else (kept.number, kept.first)
 
     def near(self, low: int, high: int) -> Iterator[Footprint]:
         """Footprints, those with bytes in [low, high) among them."""
@@ -157,7 +158,7 @@ class _Unordered:
             for one in self._latest.touched:
                 yield from one.all()
         if self._kept is not None:
-            yield from self._kept.near(low, high, self._turn, self._number)
+            yield from self._kept.near(low, high, self._turn, self._number, self._first)
 
 
 class StreamOrder:
@@ -302,6 +303,7 @@ class StreamOrder:
                 scope.copied(pieces, name)
             self._settle(stream)
             kept = self._footprints(stream)
+            kept.first = turn
             for piece in pieces:
                 kept.keep(turn, piece, Copied(piece, name, time))
 
@@ -312,7 +314,9 @@ class StreamOrder:
                 self._settle(0)
             clock = self._behind[0]
             clock[0] = turn = clock.get(0, 0) + 1
-            self._footprints(0).keep(turn, piece, Copied(piece, name, next(self._times)))
+            kept = self._footprints(0)
+            kept.first = 0
+            kept.keep(turn, piece, Copied(piece, name, next(self._times)))
 
     def is_over(self, handle: int, turn: int) -> bool:
         """True if the host has waited for a turn of a stream."""
@@ -354,6 +358,8 @@ class StreamOrder:
 
     def _settle(self, stream: int) -> None:
         """Keep the footprints of a stream's last work, without its launches."""
+        if stream in self._kept:
+            self._kept[stream].first = 0
         done = self._last.pop(stream, None)
         if done is None:
             return
