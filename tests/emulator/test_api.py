@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from layoutgemm import emulate_ptx
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.api import ORDERS, StructOf, TensorMapOf
 from layoutgemm.emulator.host.arguments import PackedArray, array_of
-from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.machine.interpreter import YOUNG, Policy, PtxMachine
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.kernels import TeachingPlan
@@ -580,3 +582,18 @@ def test_what_describes_no_launch_is_refused_by_name(name: str) -> None:
             run(**{name: bad})
     with pytest.raises(EmulatorError, match="loads = 'soon'; it is one of 'late', 'early'"):
         Policy(loads="soon")
+
+
+@pytest.mark.parametrize("body", ["mov.u32 %r0, 1;", "st.global.b32 [%x+4096], 1;"])
+def test_a_run_collects_garbage_rarely_and_leaves_the_setting(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    turn = PtxMachine.turn
+    monkeypatch.setattr(PtxMachine, "turn", lambda self: seen.append(gc.get_threshold()[0]) or turn(self))
+    before = gc.get_threshold()
+    gc.set_threshold(701, 11, 12)
+    try:
+        with nullcontext() if "st" not in body else pytest.raises(EmulatorError):
+            emulate_ptx(module(body, {"x": "u64"}), block=32, args=[np.zeros(8, np.uint32)], progress=False)
+        assert set(seen) == {YOUNG} and gc.get_threshold() == (701, 11, 12)
+    finally:
+        gc.set_threshold(*before)

@@ -19,6 +19,7 @@ What runs asynchronously is deferred: it happens at once, or as late as anything
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import time
@@ -72,6 +73,7 @@ OF_WHOLE_WARPS = ("wgmma", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "
 FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmio)\b|atom\.|red\.|multimem\.")
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
 STILL = 4  # rounds of polling, without any other progress, after which nothing will come
+YOUNG = 50_000  # objects after which garbage is collected in a run: most are records that live as long as it
 POLLED = 5  # a polling loop polls at least once in this many operations
 
 
@@ -427,6 +429,9 @@ class PtxMachine:
     def run(self) -> PtxMachine:
         """Execute every cluster; returns the machine."""
         self.begin()
+        collected = gc.get_threshold()
+        if 0 < collected[0] < YOUNG:
+            gc.set_threshold(YOUNG, *collected[1:])
         try:
             still, mark = 0, (-1, 0)
             while self.turn():
@@ -436,6 +441,7 @@ class PtxMachine:
                 if still > STILL + 2 * len(self.polling):
                     raise DeadlockError(f"threads poll, and nothing else goes on:\n{stuck(self.polling[0])}")
         finally:
+            gc.set_threshold(*collected)
             self.finish()
         return self
 
