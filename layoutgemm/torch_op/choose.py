@@ -181,7 +181,9 @@ DEPTH_ALIKE = 64  # a K tile
 
 
 def near_rows(m: int) -> int:
-    """The rows by which a kernel is chosen: up to 64 their number, then the next multiple of 16.
+    """The rows by which a kernel is chosen.
+
+    Up to 64 these are their number, then the next multiple of 16.
 
     >>> near_rows(7), near_rows(231), near_rows(8192)
     (7, 240, 8192)
@@ -190,7 +192,9 @@ def near_rows(m: int) -> int:
 
 
 def near_depth(k: int) -> int:
-    """The K by which a kernel is chosen: as many K tiles, whose lines begin at a multiple of as many bytes.
+    """The K by which a kernel is chosen.
+
+    It has as many K tiles, and lines that begin at multiples of as many bytes.
 
     >>> near_depth(4096), near_depth(231), near_depth(232), near_depth(40)
     (4096, 193, 200, 40)

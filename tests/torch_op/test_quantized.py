@@ -1080,7 +1080,7 @@ def test_tables_are_copied_to_a_device_once() -> None:
 
 
 def test_a_gradient_unpacks_all_weights_in_one_launch() -> None:
-    """Of a matrix, and of all experts; the launch has the sizes, and rows of whole vectors."""
+    """One launch unpacks a matrix, or all experts. It has the sizes, and rows of whole vectors."""
     weight = QuantizedWeight.quantize(torch.randn(70, 131), QuantizedFormat("int8"))
     experts = QuantizedExperts.of([QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int4", 64))] * 3)
     with pytest.MonkeyPatch.context() as patch, bare_launches(patch) as noted:

@@ -74,6 +74,7 @@ FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmi
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
 STILL = 4  # rounds of polling, without any other progress, after which nothing will come
 YOUNG = 50_000  # objects after which garbage is collected in a run: most are records that live as long as it
+_COLLECTED: list[tuple[int, int, int]] = []  # the thresholds before each run that goes on
 POLLED = 5  # a polling loop polls at least once in this many operations
 
 
@@ -429,9 +430,9 @@ class PtxMachine:
     def run(self) -> PtxMachine:
         """Execute every cluster; returns the machine."""
         self.begin()
-        collected = gc.get_threshold()
-        if 0 < collected[0] < YOUNG:
-            gc.set_threshold(YOUNG, *collected[1:])
+        _COLLECTED.append(gc.get_threshold())
+        if 0 < _COLLECTED[0][0] < YOUNG:
+            gc.set_threshold(YOUNG, *_COLLECTED[0][1:])
         try:
             still, mark = 0, (-1, 0)
             while self.turn():
@@ -441,7 +442,10 @@ class PtxMachine:
                 if still > STILL + 2 * len(self.polling):
                     raise DeadlockError(f"threads poll, and nothing else goes on:\n{stuck(self.polling[0])}")
         finally:
-            gc.set_threshold(*collected)
+            before = _COLLECTED[0]
+            _COLLECTED.pop()
+            if not _COLLECTED:  # machines of several threads may end in another order than they began in
+                gc.set_threshold(*before)
             self.finish()
         return self
 
