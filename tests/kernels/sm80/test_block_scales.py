@@ -199,7 +199,7 @@ def test_torchs_tensors_are_read_where_they_lie(name: str, monkeypatch: pytest.M
     """float4_e2m1fn_x2 has two elements of K, uint8 packed ones of 6 bits, and factors are blocked: CPU tensors."""
     torch = needs.module("torch")
     if not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("torch has no 4-bit floats before 2.8")
+        pytest.skip("torch has no 4-bit floats before 2.8: pip install -U torch")
     for path in (ampere, tensor_maps):
         monkeypatch.setattr(path, "resident", lambda index, blocks: 2)
     made: Any = (
