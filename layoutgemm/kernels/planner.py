@@ -46,7 +46,7 @@ from .sm80.choose import (
 )
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
-from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
+from .sm90.choose.rules import SPARE, Sm90Choice, in_place, near_depth, near_rows, whole_columns, with_whole_rows
 from .sm90.choose.scaled_grouped import (
     along_k_config,
     k_blocks_config,
@@ -390,7 +390,10 @@ def _rule(
     k += 0 if parts.pair is None else parts.pair.k
     first, second, stored = operands(a, b, c)
     major = "K" if second.order == "col" else "MN"
-    choices = in_place(m, columns, k, batch=batch, a=first, b_major=major, gated=parts.gated, epilogue=parts.epilogue)
+    choices = in_place(
+        near_rows(m), columns, near_depth(k), batch=batch, a=first, b_major=major, gated=parts.gated,
+        epilogue=parts.epilogue,
+    )  # fmt: skip
     rule: Iterator[Sm90Config] = (choice.config for choice, _ in choices)
     grouped = parts.ragged is not None or parts.along_k is not None
     if grouped:

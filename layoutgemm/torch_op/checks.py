@@ -28,6 +28,7 @@ from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_typ
 # Types that an instruction multiplies: a set, which a compiler of Python looks into.
 _PAIRS = frozenset([(a, b) for a in NAMES for b in NAMES if multiply_together(dtype(NAMES[a]), dtype(NAMES[b]))])
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+DEVICES = ("cuda", "cpu", "meta")  # of tensors that are multiplied
 NOT_RECORDED = (
     "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad, "
     "or has a tangent"
@@ -192,7 +193,7 @@ def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
 
 def check_device(a: torch.Tensor) -> None:
     """Raise OperandError for a device that this library does not run on."""
-    if a.device.type not in ("cuda", "cpu", "meta"):
+    if a.device.type not in DEVICES:
         raise OperandError(f"a is on {a.device}; this library runs on CUDA GPUs, and on the CPU as their reference")
 
 

@@ -32,6 +32,8 @@ from ..kernels.sm90.choose.rules import (
     choose,
     in_place,
     likeliest,
+    near_depth,
+    near_rows,
     nearest,
     of_estimate,
     with_whole_rows,
@@ -172,35 +174,6 @@ def _candidates(
         yield from _next_best((rows, columns, near[1], batch), "K" if b_major else "MN", problem, flip)
     for config in SPARE:
         yield Sm90Choice(config), "the operands' orders leave little choice"
-
-
-# Tokens differ from step to step: they are rows of a layer's product, and the depth of its weight's gradient. A choice
-# estimates hundreds of tiles, so sizes that differ by less than these share one.
-ROWS_ALIKE = 16
-DEPTH_ALIKE = 64  # a K tile
-
-
-def near_rows(m: int) -> int:
-    """The rows by which a kernel is chosen.
-
-    Up to 64 these are their number, then the next multiple of 16.
-
-    >>> near_rows(7), near_rows(231), near_rows(8192)
-    (7, 240, 8192)
-    """
-    return m if m <= 64 else -(-m // ROWS_ALIKE) * ROWS_ALIKE
-
-
-def near_depth(k: int) -> int:
-    """The K by which a kernel is chosen.
-
-    It has as many K tiles, and lines that begin at multiples of as many bytes.
-
-    >>> near_depth(4096), near_depth(231), near_depth(232), near_depth(40)
-    (4096, 193, 200, 40)
-    """
-    whole, rest = divmod(k, DEPTH_ALIKE)
-    return k if not (whole and rest) else whole * DEPTH_ALIKE + (rest & -rest)
 
 
 @lru_cache(4096)

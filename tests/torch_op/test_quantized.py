@@ -22,7 +22,7 @@ from layoutgemm import (
     explain_matmul,
     quantized_matmul,
 )
-from layoutgemm.errors import LayoutError, PlanError
+from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import FeatureParts, Sm90Config, StreamedConfig
 from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
@@ -1094,6 +1094,23 @@ def test_a_gradient_unpacks_all_weights_in_one_launch() -> None:
         value.backward(torch.randn(7, 64).bfloat16())
         assert x.grad.shape == (7, 128) and len(noted.arguments) == count + 2, "one unpacks, one multiplies"
         assert noted.arguments[count][3:6] == [64, 128, 3]
+
+
+def test_weights_that_no_kernel_reads_are_unpacked_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without a kernel, and from an address between multiples of 16."""
+    weight = QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int4", 64))
+    want = weight.dense().bfloat16()
+    room = torch.empty(weight.units.numel() + 8, dtype=torch.uint8)
+    apart = room[8:].view(weight.units.shape).copy_(weight.units)
+    with bare_launches(monkeypatch) as noted:
+        assert torch.equal(dataclasses.replace(weight, units=apart).dense(torch.bfloat16), want)
+
+        def refused(index: int) -> tuple[str, int]:
+            raise OperandError("no kernel")
+
+        monkeypatch.setattr(unpacking, "target", refused)
+        assert torch.equal(weight.dense(torch.bfloat16), want)
+        assert not noted.arguments
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged, masked_rows
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
-from ...kernels.sm90.choose.rules import Sm90Choice, in_place
+from ...kernels.sm90.choose.rules import Sm90Choice, in_place, near_depth, near_rows
 from ...kernels.sm90.choose.scaled_grouped import usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first, indexed_config
@@ -167,6 +167,7 @@ def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
         return
     major = "K" if of.types[1].endswith(":col") else "MN"
     found = in_place(
-        m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, multiprocessors=of.places, gated=of.gate
+        near_rows(m), n, near_depth(k), batch=max(groups, 1), a=of.types[0], b_major=major, multiprocessors=of.places,
+        gated=of.gate,
     )  # fmt: skip
     yield from [choice.config for choice, _ in found]

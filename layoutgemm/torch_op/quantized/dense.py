@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
 from ...kernels.quantized.conversions import TARGETS, zero_bits
 from ...kernels.quantized.dense import DensePlan, dense_pitch
 from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ...kernels.quantized.order import PackedOrder
-from ..checks import modes_of_dispatch
+from ..checks import DEVICES, modes_of_dispatch
 from ..compiled.guards import MAX_READY
 from ..launch import DirectLaunch, empty_on_gpu, raw_stream
 from ..prepared import on_gpu, target
@@ -47,7 +48,7 @@ def unpacked(
     units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, facts: Facts
 ) -> torch.Tensor:  # fmt: skip
     """The same, whose rows lie multiples of 16 bytes apart where a kernel made them."""
-    if on_gpu(units.get_device()) and activations.itemsize == 2 and units.numel():
+    if activations.itemsize == 2 and _has_kernel(units):
         return _by_kernel(units.detach(), scales, activations, facts)
     fmt, size = format_of(*facts[:3]), facts[3:]
     if units.ndim == 3:
@@ -55,6 +56,18 @@ def unpacked(
     each = [None] * len(units) if scales is None else scales.unbind()
     made = [dense_of(fmt, activations, one, scale, size).to(activations) for one, scale in zip(units.unbind(), each)]
     return torch.stack(made) if made else units.new_empty((0, *size), dtype=activations)
+
+
+def _has_kernel(units: torch.Tensor) -> bool:
+    """True for units that a kernel reads: on a GPU that runs one, and from a multiple of 16 bytes on."""
+    index = units.get_device()
+    if not on_gpu(index) or units.device.type not in DEVICES or not units.numel() or units.data_ptr() % VECTOR_BYTES:
+        return False
+    try:
+        target(index)
+    except OperandError:  # weights have always been unpacked there by torch
+        return False
+    return True
 
 
 READY: dict[object, DirectLaunch] = {}  # launches for weights of a size

@@ -295,7 +295,7 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
 def _name_of(torch: ModuleType, func: Function) -> str:
     """A function's name; of an operator that is not torch's with its library: it may be called as one of torch's."""
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        whole = str(getattr(func, "_qualified_op_name", "") or func)
+        whole = str(func.name() if isinstance(func, torch._ops.OpOverload) else func._qualified_op_name)
         if not whole.startswith(_OF_TORCH):
             return whole
     return str(getattr(func, "__name__", ""))

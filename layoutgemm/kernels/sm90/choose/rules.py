@@ -125,6 +125,35 @@ def spare_of_sums(how: Combined) -> Sm90Config:
     return Sm90Config((64, 64 * how.matrices), consumers=1, loader="warp")
 
 
+# Tokens differ from step to step: they are rows of a layer's product, and the depth of its weight's gradient. A choice
+# estimates hundreds of tiles, so sizes that differ by less than these share one.
+ROWS_ALIKE = 16
+DEPTH_ALIKE = 64  # a K tile
+
+
+def near_rows(m: int) -> int:
+    """The rows by which a kernel is chosen.
+
+    Up to 64 these are their number, then the next multiple of 16.
+
+    >>> near_rows(7), near_rows(231), near_rows(8192)
+    (7, 240, 8192)
+    """
+    return m if m <= 64 else -(-m // ROWS_ALIKE) * ROWS_ALIKE
+
+
+def near_depth(k: int) -> int:
+    """The K by which a kernel is chosen.
+
+    It has as many K tiles, and lines that begin at multiples of as many bytes.
+
+    >>> near_depth(4096), near_depth(231), near_depth(232), near_depth(40)
+    (4096, 193, 200, 40)
+    """
+    whole, rest = divmod(k, DEPTH_ALIKE)
+    return k if not (whole and rest) else whole * DEPTH_ALIKE + (rest & -rest)
+
+
 @checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b_major: str = "K",
