@@ -36,7 +36,7 @@ from benchmarks.soak_cases import BF16, EIGHT, F16, F32, Case, cases, fault, ten
 from benchmarks.soak_refusals import refusals
 from layoutgemm import matmul
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.compile.worker import build
+from layoutgemm.kernels.compile.worker import build, plan_of
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 
 H200 = (ClusterOccupancy(), "NVIDIA H200")
@@ -197,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(drawn)} products, {len(kernels)} kernels, {time.monotonic() - start:.0f} s", flush=True)
     broken: list[str] = []
     if options.device == "cuda":
-        answers = build(kernels, options.jobs, lambda line: print(f"  {line}", flush=True))
+        plans = [plan_of(kernel) for kernel in kernels]
+        answers = build(plans, options.jobs, lambda line: print(f"  {line}", flush=True))
         broken = [f"{kernel}: {answer}" for kernel, answer in zip(kernels, answers) if answer]
         firsts = {soak_forms.signature(case): case for case, _, _ in reversed(drawn)}
         broken += run([case for key, case in firsts.items() if key is not None], options.device, 1)  # compiled here

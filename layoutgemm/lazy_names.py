@@ -51,10 +51,16 @@ def elsewhere(package: str, error: AttributeError, imported: bool) -> Exception:
 
     >>> print(elsewhere("layoutgemm", AttributeError("no complement", name="complement"), True))
     no complement: it is layoutgemm.layouts.complement
+    >>> print(elsewhere("layoutgemm", AttributeError("no nn", name="nn"), False))
+    no nn: import layoutgemm.nn
     """
     name = error.name or ""
-    if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", sys.modules[package].__path__):
-        return error  # `from package import module` asks for a name first
+    if name.startswith("_"):
+        return error
+    if PathFinder.find_spec(f"{package}.{name}", sys.modules[package].__path__):
+        if imported:
+            return error  # `from package import module` asks for a name first
+        return AttributeError(f"{error}: import {package}.{name}", name=name, obj=sys.modules[package])
     rooms = [f"layoutgemm.{room}" for room in _ROOMS]
     home = next((room for room in rooms if name in getattr(import_module(room), "__all__", ())), None)
     said = f"it is {home}.{name}" if home else INSTEAD.get(name)

@@ -80,7 +80,7 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> script_arguments(["emulate", "kernel.ptx", "--timeline"])
     (['emulate', 'kernel.ptx', '--timeline'], [])
     """
-    if not argv or argv[0] != "emulate":
+    if not argv or argv[0] not in ("compile", "emulate"):
         return list(argv), []
     names = [i + (word == "-m") for i, word in enumerate(argv) if word == "-m" or word.endswith(SCRIPTS)]
     end = names[0] + 1 if names else len(argv)

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Command] = {
         Command("prove", "prove", "prove two layouts equal for every size, or show the first difference"),
         Command("plan", "plan", "the derivation of a GEMM and its checks", ("explain",)),
         Command("emulate", "emulate", "run a kernel of a PTX file on the CPU and look for races"),
+        Command("compile", "compile", "compile the kernels that a script launches, before they are needed"),
         Command("tune", "tune", "measure configurations of a product on the GPU and keep the fastest"),
         Command("bench", "bench", "measure matmul on the GPU against torch.mm"),
         Command("doctor", "doctor", "check GPU, driver, packages and cache"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from .host.launcher import HostCall
@@ -27,26 +27,42 @@ class JoinedGpu(Protocol):
         """Have all tensors on this GPU where one is."""
 
 
-Context = Callable[[JoinedGpu], AbstractContextManager[object]]
-_CONTEXTS: list[Context] = []
-_OPEN: list[tuple[JoinedGpu, ExitStack]] = []  # the session's GPU, and what ends with it
+Session = TypeVar("Session")
 
 
-def join(context: Context) -> None:
-    """Have each session enter a context with its GPU, one that is open at once."""
-    _CONTEXTS.append(context)
-    for gpu, stack in _OPEN:
-        stack.enter_context(context(gpu))
+class Joined(Generic[Session]):
+    """The contexts that each session of a kind enters.
+
+    >>> from contextlib import nullcontext
+    >>> sessions: Joined[str] = Joined()
+    >>> with sessions.entered("first"):
+    ...     sessions.join(lambda session: nullcontext(print(session)))
+    first
+    """
+
+    def __init__(self) -> None:
+        self._contexts: list[Callable[[Session], AbstractContextManager[object]]] = []
+        self._open: list[tuple[Session, ExitStack]] = []  # each session, and what ends with it
+
+    def join(self, context: Callable[[Session], AbstractContextManager[object]]) -> None:
+        """Have each session enter a context, one that is open at once."""
+        self._contexts.append(context)
+        for session, stack in self._open:
+            stack.enter_context(context(session))
+
+    @contextmanager
+    def entered(self, session: Session) -> Iterator[None]:
+        """All contexts of a session."""
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context(session))
+            self._open.append((session, stack))
+            try:
+                yield
+            finally:
+                self._open.pop()
 
 
-@contextmanager
-def all_joined(gpu: JoinedGpu) -> Iterator[None]:
-    """All contexts of a session."""
-    with ExitStack() as stack:
-        for context in _CONTEXTS:
-            stack.enter_context(context(gpu))
-        _OPEN.append((gpu, stack))
-        try:
-            yield
-        finally:
-            _OPEN.pop()
+_GPUS: Joined[JoinedGpu] = Joined()
+join = _GPUS.join
+all_joined = _GPUS.entered

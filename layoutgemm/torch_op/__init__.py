@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from ..lazy_names import named_later
 
 if TYPE_CHECKING:
+    from ..kernels.compile.ahead import compile_ahead as compile_ahead
     from .api import gemm as gemm
     from .api import matmul as matmul
     from .explain import explain_matmul as explain_matmul

@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 
 from ..emulator.joined import JoinedGpu, join
+from ..kernels.compile import ahead
 from ..kernels.run import occupancy
 from . import launch
 
@@ -89,4 +90,15 @@ def _modules() -> list[ModuleType]:
     return [module for name, module in list(sys.modules.items()) if name.startswith(_PACKAGE)]
 
 
+@contextmanager
+def _forgetting(_: ahead.KernelsAhead) -> Iterator[None]:
+    """Drop launches that are kept, before and after."""
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+
+
 join(operators_on)
+ahead.join(_forgetting)

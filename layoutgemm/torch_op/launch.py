@@ -24,7 +24,6 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype
 from ..errors import PlanError
-from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import (
     THREAD,
@@ -36,7 +35,8 @@ from ..kernels.compile.launcher import (
     bind,
     error_name,
 )
-from ..kernels.compile.worker import Kernel
+from ..kernels.compile.worker import Kernel, compile_apart
+from ..kernels.compile.worker import plan_of as plan_of_kernel
 from ..kernels.plan import rounded_up
 from ..moved import old_names
 from .compiled.c_calls import LaunchPlan
@@ -795,8 +795,7 @@ def kernel(solution: Solution) -> CompiledGemm:
 @functools.lru_cache(MAX_KERNELS)
 def compiled_kernel(kernel: Kernel) -> CompiledGemm:
     """A kernel: from memory, from the cache on disk, or compiled."""
-    compile_apart.prepare(kernel)
-    return compile_apart.plan_of(kernel).compile()
+    return compile_apart(plan_of_kernel(kernel))
 
 
 def plan_of(solution: Solution) -> Any:

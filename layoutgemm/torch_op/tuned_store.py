@@ -19,7 +19,7 @@ from typing import Any
 from .. import __version__
 from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
-from ..kernels.compile import worker as compile_apart
+from ..kernels.compile import worker
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
@@ -206,17 +206,17 @@ def choice_of(entry: object) -> Choice | None:
     return choice if isinstance(choice, Choice) else None
 
 
-def any_choice_of(entry: object) -> compile_apart.AnyChoice | None:
+def any_choice_of(entry: object) -> worker.AnyChoice | None:
     """The configuration of an entry, of any kernel, or None."""
     try:
-        return compile_apart.choice_of(entry)
+        return worker.choice_of(entry)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a LayoutError is a ValueError
         return None
 
 
 def _entry(choice: Choice, facts: Mapping[str, object]) -> dict[str, Any]:
     plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
-    return {**plain, **compile_apart.entry_of_choice(choice)}
+    return {**plain, **worker.entry_of_choice(choice)}
 
 
 def _content(path: Path) -> dict[str, Any]:

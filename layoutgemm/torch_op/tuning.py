@@ -27,7 +27,7 @@ from ..arguments import as_bool, as_int, names_unknown, shown
 from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
-from ..kernels.compile.worker import Kernel, build
+from ..kernels.compile.worker import Kernel, build, plan_of
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.prologue import Prologue
 from ..kernels.plan import MAX_COORDINATE
@@ -159,7 +159,7 @@ def tune(
     # Others are compiled by this process, when called.
     if object_cache.cache_dir() is not None and isinstance(variant, TunableMatmul | TunableEpilogue):
         own = [choice for choice in good if isinstance(choice, Sm90Choice)]
-        kernels = [Kernel(choice, variant.operand_specs, epilogue=variant.steps) for choice in own]
+        kernels = [plan_of(Kernel(choice, variant.operand_specs, epilogue=variant.steps)) for choice in own]
         answers = build(kernels, jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}

@@ -56,7 +56,7 @@ def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(fused, "require_gpu", lambda plan, index: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     for module in (plans, kept):
-        monkeypatch.setattr(module, "compile_plan", lambda plan: None)
+        monkeypatch.setattr(module, "compile_apart", lambda plan: None)
     for module in (composed, kept):
         monkeypatch.setattr(module, "DirectLaunch", direct)
         monkeypatch.setattr(module, "raw_stream", lambda index: STREAM)

@@ -182,8 +182,8 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
 
     patch.setattr(launch, "kernel", lambda solution: made(launch.plan_of(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
-    patch.setattr(kept, "compile_plan", made)
-    patch.setattr(plans, "compile_plan", made)
+    patch.setattr(kept, "compile_apart", made)
+    patch.setattr(plans, "compile_apart", made)
     patch.setattr(composed, "raw_stream", lambda index: 77)
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(kept_launches, "FIRST_GPU", -1)
@@ -194,7 +194,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     for module in (quantized, quantized_epilogue, quantized_experts):
-        patch.setattr(module, "compile_plan", made)
+        patch.setattr(module, "compile_apart", made)
         patch.setattr(module, "raw_stream", lambda index: 77)
     for module in (fp8, quantized_dense):
         patch.setattr(module, "compiled", made)

@@ -206,8 +206,8 @@ def of_both(kind: Any) -> tuple[Any, Any, Any, Any]:
 def test_around_a_backward_pass_on_a_gpu(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact gradients of a weight and its bias, in all that autograd has; twice by kept launches."""
     made: list[Any] = []
-    known = bias_launch.compile_plan
-    monkeypatch.setattr(bias_launch, "compile_plan", lambda plan: (made.append(plan), known(plan))[1])
+    known = bias_launch.compile_apart
+    monkeypatch.setattr(bias_launch, "compile_apart", lambda plan: (made.append(plan), known(plan))[1])
     prepared.forget()
     for _ in range(3):
         check(name, api.linear, *of_both(kind))

@@ -52,7 +52,7 @@ class Host:
             refused = self.refuses == len(self.seen) - 1
             ctypes.c_int32.from_address(addresses[-1] or 0).value = 700 if refused else 0
 
-        entry = launcher._ENTRY(host)
+        entry = launcher.ENTRY(host)
         self.held.append(entry)
         own = SimpleNamespace(
             entry=entry, load=lambda device: None, block=lambda arguments: ArgumentBlock(entry, arguments)

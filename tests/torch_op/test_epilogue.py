@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ torch = needs.module("torch")
 from layoutgemm import Sm90Config, matmul
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
-from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.compile.worker import Kernel, plan_of, received, sent
 from layoutgemm.kernels.epilogue.chain import (
     STEPS,
     Activation,
@@ -209,18 +210,24 @@ def test_matrices_are_read_in_lines_where_all_begin_at_multiples_of_16_bytes() -
 
 
 def test_every_step_reaches_the_compiling_process() -> None:
-    import json
-
     for steps in (ALL.steps, (Dropout(0.25), Clamp(0.0))):
         kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(*steps).in_pairs(lines=True))
-        assert kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+        plan = plan_of(kernel)
+        assert received(sent(plan)) == plan.for_any_size()
     assert {type(step).__name__ for step in (*ALL.steps, Dropout(0.25), Clamp(0.0))} <= set(STEPS)
 
 
+class OwnBias(Bias):
+    """Another package's arithmetic."""
+
+
 def test_a_step_of_somebody_elses_does_not_reach_it() -> None:
-    own = type("Bias", (Bias,), {})()  # a name that is known, and other arithmetic
-    with pytest.raises(TypeError, match="is not one of"):
-        entry_of(Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(own)))
+    plan = plan_of(Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(OwnBias())))
+    with pytest.raises(pickle.UnpicklingError, match=r"test_epilogue\.OwnBias is no part of a plan"):
+        received(sent(plan))
+    plan = plan_of(Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, True, Epilogue(type("Bias", (Bias,), {})())))
+    with pytest.raises(pickle.PicklingError):
+        sent(plan)
 
 
 # ------------------------------------------------------------------------------------------------------ in the emulator

@@ -185,7 +185,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for module in (several, pairs, fp8_launch, experts):
             monkeypatch.setattr(module, "on_gpu", lambda index: True)
         made = SimpleNamespace(launcher=None)
-        monkeypatch.setattr(experts, "compile_plan", lambda plan: made)
+        monkeypatch.setattr(experts, "compile_apart", lambda plan: made)
         monkeypatch.setattr(experts, "DirectLaunch", lambda *x: SimpleNamespace(launch=lambda *y: None))
         monkeypatch.setattr(experts, "raw_stream", lambda index: 77)
         experts._prepared.cache_clear()

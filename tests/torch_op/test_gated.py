@@ -12,7 +12,7 @@ torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.compile.worker import Kernel, plan_of, received, sent
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.torch_op.solver import why_unfused
 from tests.torch_op.test_operator import BF16, F32, SMALL, emulated, integers
@@ -80,9 +80,10 @@ def test_explanations_say_how_and_what_memory() -> None:
     assert "24 columns, half of them the gate's" in other.why and "then torch gates it" in other.kernel
 
 
-def test_kernels_travel_as_json() -> None:
+def test_kernels_are_compiled_elsewhere() -> None:
     kernel = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:col", "bf16:row"), False, None, "silu")
-    assert kernel_of(entry_of(kernel)) == kernel != kernel._replace(gated=None)
+    plan = plan_of(kernel)
+    assert received(sent(plan)) == plan.for_any_size() != plan_of(kernel._replace(gated=None)).for_any_size()
     assert kernel.plan(64, 40, 64, 1).gated.kind == "silu"
 
 

@@ -386,7 +386,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
             monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     # plans with more to them than A and B
     for name, value in {
-        "compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
+        "compile_apart": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
         "FIRST_GPU": -1,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch_kept, name, value)

@@ -652,9 +652,9 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[object, list[
     seen: list[tuple[object, list[int]]] = []
     monkeypatch.setattr(launch, "on_gpu", lambda index: True)
     monkeypatch.setattr(launch, "target", lambda index, config=None: ("sm_80", 99 << 10))
-    monkeypatch.setattr(launch, "compile_plan", lambda plan: _Launched(plan, seen))
+    monkeypatch.setattr(launch, "compile_apart", lambda plan: _Launched(plan, seen))
     monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
-    for name in ("on_gpu", "target", "compile_plan", "raw_stream"):
+    for name in ("on_gpu", "target", "compile_apart", "raw_stream"):
         monkeypatch.setattr(experts, name, getattr(launch, name))
     monkeypatch.setattr(launches, "THREAD", SimpleNamespace(bound=True))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -689,7 +689,7 @@ def test_two_launches_fill_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "on_gpu", lambda index: True)
     monkeypatch.setattr(launch, "check_target", lambda call, x: None)
     monkeypatch.setattr(launch, "target", lambda index, config=None: ("sm_90a", 227 << 10))
-    monkeypatch.setattr(launch, "compile_plan", lambda plan: None)
+    monkeypatch.setattr(launch, "compile_apart", lambda plan: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
     launched: list[Any] = []

@@ -538,7 +538,7 @@ class Added:
 def added(monkeypatch: pytest.MonkeyPatch) -> Added:
     """Small tiles are taken for large ones."""
     found = Added()
-    monkeypatch.setattr(bias_launch, "compile_plan", found.compiled)
+    monkeypatch.setattr(bias_launch, "compile_apart", found.compiled)
     monkeypatch.setattr(bias_launch, "LARGE", Sm90Config((64, 8), consumers=1, stages=2, loader="warp"))
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     return found
@@ -573,7 +573,7 @@ def test_other_gradients_of_a_bias_are_torchs_sum(added: Added, launches: HostLa
 
 
 def test_tiles_below_the_measured_ones_are_not_taken(monkeypatch: pytest.MonkeyPatch, launches: HostLaunches) -> None:
-    monkeypatch.setattr(bias_launch, "compile_plan", None)  # never asked
+    monkeypatch.setattr(bias_launch, "compile_apart", None)  # never asked
     x, weight, bias = leaf(integers(48, 72)), leaf(integers(40, 72)), leaf(integers(40))
     matmul(x, weight.mT, bias=bias).sum().backward()
     assert bias.grad.shape == (40,)

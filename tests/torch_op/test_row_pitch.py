@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ torch = needs.module("torch")
 from benchmarks.soak_cases import Case, draw, tensors
 from layoutgemm import explain_matmul, matmul
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels.compile.worker import entry_of, kernel_of
+from layoutgemm.kernels.compile.worker import plan_of, received, sent
 from layoutgemm.kernels.sm80.choose import Sm80Choice
 from layoutgemm.torch_op import choose as torch_choice
 from layoutgemm.torch_op import launch as torch_launch
@@ -47,7 +46,8 @@ def test_small_products_are_read_in_place(a: StridedOperand, align: int) -> None
     assert isinstance(choice, Sm80Choice) and found.copies == (None, None, None) and choice.arch == "sm_90a"
     assert choice.config.align == (align, 16, 16) and f"accesses of {align} and 16 bytes" in found.why
     assert solved(a, given(64, 64), config=SM90).copies[0] is not None
-    assert kernel_of(json.loads(json.dumps(entry_of(found.kernel)))) == found.kernel
+    plan = plan_of(found.kernel)
+    assert received(sent(plan)) == plan.for_any_size()
 
 
 def test_large_products_are_copied() -> None:

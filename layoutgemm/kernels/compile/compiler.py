@@ -6,6 +6,7 @@ what was tested on the first run is what runs on the second.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -15,11 +16,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
-from ...arch import ArchName
+from ...arch import Arch, ArchName
 from ...arch import arch as find_arch
 from ...emulator.host.callers import named_callers
 from ...emulator.joined import join
@@ -126,9 +128,7 @@ def compile_plan(plan: Plan, *, keep: str | os.PathLike[str] | bool = False) -> 
     """
     compiled = plan.__dict__.get(_MEMO)
     if compiled is None:
-        require_dsl()
-        with _LOCK, allowed_in_capture():  # Python frees objects meanwhile, and some free memory of the GPU
-            compiled = _compile(plan)
+        compiled = _compiled(plan, facts_of(plan), lambda symbol: _trace(plan, symbol))
         plan.__dict__[_MEMO] = compiled
     if keep:
         folder = compiled.save(tempfile.mkdtemp(prefix="layoutgemm-kept-") if keep is True else keep)
@@ -183,6 +183,47 @@ def _toolchain() -> dict[str, object]:
     }  # fmt: skip
 
 
+class OwnPlan(Protocol):
+    """A plan of a kernel that is no product: quantising, a gate, unpacked weights.
+
+    Its device_kernel is as `kernels.verbs.named` takes it.
+    """
+
+    device_kernel: ClassVar[str]
+
+    @property
+    def arch(self) -> Arch:
+        """The architecture that it is compiled for."""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """All that decides its code beside the architecture, as JSON-able data."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The kernel's parameters, and what each is."""
+
+    def compile(self) -> CompiledGemm:
+        """The kernel, compiled or from the cache."""
+
+
+def facts_of(plan: Plan | OwnPlan) -> dict[str, object]:
+    """All that decides the code of a plan's kernel, as JSON-able data."""
+    if isinstance(plan, GemmPlan):
+        return kernel_facts(plan)
+    return {**plan.facts, "arch": plan.arch.name, **_toolchain()}
+
+
+def compile_own(plan: OwnPlan) -> CompiledGemm:
+    """A kernel that is no product, compiled or from the cache."""
+
+    def trace(symbol: str) -> dict[str, bytes]:
+        kernel = named(plan.device_kernel)(plan)  # which imports the DSL
+        return _machine_code(kernel, plan.arch.name, plan.parameters, symbol)
+
+    return _compiled(cast(GemmPlan, plan), facts_of(plan), trace)
+
+
 def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: Any) -> CompiledGemm:
     """Compile a kernel object, or take it from the cache. Its `__call__` takes `origin.parameters` and a stream.
 
@@ -191,20 +232,40 @@ def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: 
             sources are added here
     origin  what the result names as its plan; its `parameters` say what the kernel takes
     """
-    require_dsl()
     facts = {**facts, "arch": arch, **_toolchain()}
-    with _LOCK:
-        return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, origin.parameters, symbol))
+    return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, origin.parameters, symbol))
 
 
-def _compile(plan: Plan) -> CompiledGemm:
-    return _compiled(plan, kernel_facts(plan), lambda symbol: _trace(plan, symbol))
+# Of those who collect kernels to compile, and launch none: `compile_ahead`.
+AHEAD: list[Callable[[Plan | OwnPlan], CompiledGemm]] = []
+Ask = Callable[[GemmPlan, Mapping[str, object]], object]
+_ASK: ContextVar[Ask | None] = ContextVar("_ASK", default=None)
+
+
+@contextlib.contextmanager
+def asking(ask: Ask) -> Iterator[None]:
+    """Have `ask(plan, facts)` called before this thread compiles a kernel.
+
+    It may leave the kernel in the cache on disk. A kernel that is there, or in memory, is not asked for.
+    """
+    token = _ASK.set(ask)
+    try:
+        yield
+    finally:
+        _ASK.reset(token)
 
 
 def _compiled(plan: GemmPlan, facts: dict[str, object], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
-    key = object_cache.key_of(facts)
-    if key in _LOADED:
-        return _LOADED[key]
+    require_dsl()
+    key, ask = object_cache.key_of(facts), _ASK.get()
+    if ask is not None and key not in _LOADED and not object_cache.kept(facts):
+        ask(plan, facts)
+    with _LOCK, allowed_in_capture():  # Python frees objects meanwhile, and some free memory of the GPU
+        return _LOADED.get(key) or _made(plan, key, facts, trace)
+
+
+def _made(plan: GemmPlan, key: str, facts: dict[str, object], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
+    """A kernel from the cache on disk, or compiled."""
     start = time.perf_counter()
     symbol = f"layoutgemm_{key}"
     compiled = None

@@ -39,7 +39,7 @@ from ...errors import PlanError
 
 RUNTIME = "libcute_dsl_runtime.so"
 # Releases the GIL: a launch waits when the GPU's queue is full, and what empties it may be Python.
-_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 HostFunction: TypeAlias = Callable[..., object]
 
 
@@ -89,9 +89,9 @@ class Launcher:
     """
 
     def __init__(self, lookup: Callable[[str], int], symbol: str, entry: str, keep: Any = None):
-        self.entry = _ENTRY(lookup(entry))
-        self._init = _ENTRY(lookup(f"_mlir_{symbol}_cuda_init"))
-        self._load = _ENTRY(lookup(f"_mlir_{symbol}_cuda_load_to_device"))
+        self.entry = ENTRY(lookup(entry))
+        self._init = ENTRY(lookup(f"_mlir_{symbol}_cuda_init"))
+        self._load = ENTRY(lookup(f"_mlir_{symbol}_cuda_load_to_device"))
         self._library = ctypes.c_void_p()
         self._devices: frozenset[int] = frozenset()
         self._lock = threading.Lock()
@@ -168,7 +168,7 @@ def _one_by_one(
 
 def address_of(entry: HostFunction) -> int | None:
     """The address of a host function in C; None for one of Python."""
-    return ctypes.cast(entry, ctypes.c_void_p).value if isinstance(entry, _ENTRY) else None
+    return ctypes.cast(entry, ctypes.c_void_p).value if isinstance(entry, ENTRY) else None
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED in cuda.h

@@ -12,26 +12,28 @@ and nothing from the current folder. Threads have workers of their own, and a fo
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
+import io
 import json
 import os
+import pickle
 import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...arguments import shown
 from ..epilogue.chain import Epilogue
-from ..epilogue.text import entry_of_steps, steps_of, tuples
 from ..operands.combined import Combined
-from ..operands.gated import Gated
 from ..operands.pair import SecondPair
+from ..plan import GemmPlan
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
@@ -43,10 +45,11 @@ from ..streamed.choose import StreamedChoice
 from ..streamed.plan import StreamedConfig
 from . import cache as object_cache
 from . import compiler as compiling
-from .compiler import kernel_facts
+from .compiler import CompiledGemm, OwnPlan
 
 IDLE_SECONDS = 30.0
 LIMIT_SECONDS = 180.0  # for one kernel, the worker's imports included; the slowest took 40 s on a busy machine
+SAID_SECONDS = 2.0  # between two lines of progress
 _END_SECONDS = 2.0  # after which a worker that is to end is killed
 MOST_WORKERS = max(2, (os.cpu_count() or 2) // 2)  # of `prepare`, at a time
 # Runs before anything is imported but the standard library: the caller's paths, and the files of its modules.
@@ -65,6 +68,7 @@ importlib.import_module(start["main"]).main()
 """
 
 
+Compiles = GemmPlan | OwnPlan
 AnyChoice = Sm90Choice | Sm80Choice | Sm100Choice | StreamedChoice | PartsChoice
 
 
@@ -97,44 +101,71 @@ def plan_of(kernel: Kernel) -> Any:
     return kernel.plan(1, 1, 1 << 16, 2 if kernel.batched else 1)
 
 
-def prepare(kernel: Kernel) -> None:
-    """Have the kernel in the cache on disk, compiled by a worker if need be. Silent where that cannot be done."""
-    if object_cache.cache_dir() is None or object_cache.kept(kernel_facts(plan_of(kernel))):
+def compile_apart(plan: Compiles) -> CompiledGemm:
+    """A plan's kernel: from memory, from the cache on disk, or compiled by a worker.
+
+    Within `compile_ahead` it is a kernel whose launches do nothing.
+    """
+    if compiling.AHEAD:
+        return compiling.AHEAD[-1](plan)
+    with compiling.asking(prepare):
+        return plan.compile()
+
+
+def prepare(plan: Compiles, facts: Mapping[str, object] | None = None) -> None:
+    """Have a plan's kernel in the cache on disk, by a worker if need be.
+
+    facts  of the kernel, where they are known
+
+    Silent where that cannot be done.
+    """
+    facts = compiling.facts_of(plan) if facts is None else facts
+    if object_cache.cache_dir() is None or object_cache.kept(facts):
         return
-    with _POOL.alone(kernel) as alone:
-        if not alone or object_cache.kept(kernel_facts(plan_of(kernel))):  # another thread asked for it
+    with _POOL.alone(object_cache.key_of(facts)) as alone:
+        if not alone or object_cache.kept(facts):  # another thread asked for it
             return
         with _POOL.worker() as worker:
-            if worker is not None and not worker.compile(kernel) and not worker.late:
+            if worker is not None and not worker.compile(plan) and not worker.late:
                 worker.restart()  # one that was idle too long has ended
-                worker.compile(kernel)
+                worker.compile(plan)
 
 
-def build(kernels: Sequence[Kernel], jobs: int | None = None, say: Callable[[str], object] = print) -> list[str]:
+def build(plans: Sequence[Compiles], jobs: int | None = None, say: Callable[[str], object] = print) -> list[str]:
     """Compile kernels into the disk cache, `jobs` at once; returns the failures in words.
 
-    Gives one text for each kernel, "" for those that are ready.
+    Gives one text for each plan, "" for those that are ready. `say` is told now and then how many are.
     """
-    jobs = min(jobs or max(1, (os.cpu_count() or 2) // 2), max(1, len(kernels)))
-    answers = [""] * len(kernels)
+    jobs = min(jobs or max(1, (os.cpu_count() or 2) // 2), max(1, len(plans)))
+    answers, numbers, lock = [""] * len(plans), iter(range(len(plans))), threading.Lock()
+    start = said = time.monotonic()
 
-    def share(first: int) -> None:
+    def work() -> None:
+        nonlocal said
         worker, lost = Worker(), False
         try:
-            for number in range(first, len(kernels), jobs):
+            while True:
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    return
                 if lost:
                     worker.restart()
-                answer = worker.compile(kernels[number])
+                answer = worker.compile(plans[number])
                 lost = not answer
                 late = f"no answer in {LIMIT_SECONDS:.0f} s"
-                answers[number] = answer or (late if worker.late else "the compiling process ended")
+                with lock:
+                    answers[number] = answer or (late if worker.late else "the compiling process ended")
+                    done, now = sum(map(bool, answers)), time.monotonic()
+                    if done == len(plans) or now - said > SAID_SECONDS:
+                        said = now
+                        say(f"compiling: {done} of {len(plans)} kernels after {now - start:.0f} s, {jobs} at once")
         finally:
             worker.close()
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done, job in enumerate(as_completed([pool.submit(share, i) for i in range(jobs)]), 1):
+        for job in [pool.submit(work) for _ in range(jobs)]:
             job.result()
-            say(f"compiling: {done} of {jobs} processes are done, {sum(map(bool, answers))} of {len(kernels)} kernels")
     return ["" if answer == "ok" else answer for answer in answers]
 
 
@@ -166,15 +197,19 @@ class Worker:
         except OSError:  # no such interpreter, no more processes
             self.kill()
 
-    def compile(self, kernel: Kernel) -> str:
+    def compile(self, plan: Compiles) -> str:
         """Ask for a kernel, and wait. "ok", what went wrong, or "" where the process has ended or was too late."""
         if self._process is None or os.getpid() != self._pid:
             return ""
+        try:
+            text = sent(plan)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
         end = time.monotonic() + LIMIT_SECONDS
         try:
-            self._send({**entry_of(kernel), "cache": os.path.abspath(object_cache.cache_dir() or "")}, end)
+            self._send({"plan": text, "cache": os.path.abspath(object_cache.cache_dir() or "")}, end)
             answer = self._line(end)
-        except (OSError, TypeError):  # TypeError: an epilogue that JSON does not hold
+        except OSError:
             return ""
         if answer is None:
             self.late = True
@@ -241,7 +276,7 @@ class Pool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
-        self._kernels: dict[Kernel, threading.Lock] = {}
+        self._kernels: dict[str, threading.Lock] = {}
         self._slots = threading.BoundedSemaphore(MOST_WORKERS)
 
     @contextlib.contextmanager
@@ -267,10 +302,10 @@ class Pool:
             self._slots.release()
 
     @contextlib.contextmanager
-    def alone(self, kernel: Kernel) -> Iterator[bool]:
+    def alone(self, key: str) -> Iterator[bool]:
         """True if no other thread asks for the kernel. False if one does for too long."""
         with self._lock:
-            lock = self._kernels.setdefault(kernel, threading.Lock())
+            lock = self._kernels.setdefault(key, threading.Lock())
         alone = lock.acquire(timeout=LIMIT_SECONDS)
         try:
             yield alone
@@ -317,54 +352,35 @@ def _imports() -> dict[str, object]:
     return {"path": path, "modules": modules, "main": __name__}
 
 
-def entry_of(kernel: Kernel) -> dict[str, object]:
-    """A kernel as JSON has it. Raises TypeError for an epilogue with a step of another package.
+def sent(plan: Compiles) -> str:
+    """A plan as a line of JSON has it, for any sizes. Raises what pickle does.
 
-    >>> from layoutgemm.kernels.epilogue.chain import Activation, Bias
-    >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
-    >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
+    >>> from layoutgemm.kernels.sm90.plan import Sm90Plan
+    >>> plan = Sm90Plan.derive(64, 64, 64, config=Sm90Config((64, 64), consumers=1))
+    >>> received(sent(plan)) == plan.for_any_size()
     True
     """
-    entry = {**entry_of_choice(kernel.choice), "operands": kernel.operands, "batched": kernel.batched}
-    if kernel.gated is not None:
-        entry["gated"] = _entry_of_gate(kernel.gated)
-    if kernel.paired:
-        entry["paired"] = True
-    if kernel.epilogue is not None:
-        entry["steps"] = entry_of_steps(kernel.epilogue.steps)
-        entry["pairs"], entry["stores_c"] = kernel.epilogue.pairs, kernel.epilogue.stores_c
-        entry["sums"], entry["lines"] = kernel.epilogue.sums, kernel.epilogue.lines
-        entry["whole"] = kernel.epilogue.whole
-    return entry
+    generic = plan.for_any_size() if isinstance(plan, GemmPlan) else replace(cast(Any, plan))
+    return base64.b64encode(pickle.dumps(generic)).decode()
 
 
-def kernel_of(entry: Any) -> Kernel:
-    """The kernel again. Raises LayoutError, TypeError or KeyError for any other entry."""
-    epilogue = None
-    if "steps" in entry:
-        lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines", "whole") if name in entry}
-        epilogue = Epilogue(*steps_of(entry["steps"]), **lie)
-    gated, choice = _gate_of(entry.get("gated")), choice_of(entry)
-    if isinstance(choice, StreamedChoice | PartsChoice):
-        raise TypeError(
-            "a streamed kernel, or parts of the features, multiply packed weights; an entry names dense ones"
-        )
-    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry)
+def received(text: str) -> Compiles:
+    """The plan again. Raises UnpicklingError for one that names anything but this package's classes."""
+    plan: Compiles = _Plans(io.BytesIO(base64.b64decode(text))).load()
+    return plan
 
 
-def _entry_of_gate(gated: Combined | str) -> object:
-    """The gate of a kernel, or the function of its sums, as JSON has it."""
-    if isinstance(gated, Gated):
-        return gated.kind
-    return gated if isinstance(gated, str) else [gated.expression, gated.matrices, gated.numbers]
+class _Plans(pickle.Unpickler):
+    """Reads plans, whose objects are this package's.
 
+    A step of another package is compiled by the process that has it.
+    """
 
-def _gate_of(entry: Any) -> Combined | str | None:
-    """The gate of a kernel, or the function of its sums, from JSON."""
-    if entry is None or isinstance(entry, str):
-        return entry
-    expression, matrices, numbers = entry
-    return Combined(tuples(expression), matrices, tuple(numbers))
+    def find_class(self, module: str, name: str) -> Any:
+        """A class by name."""
+        if module.partition(".")[0] != __name__.partition(".")[0]:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
+        return super().find_class(module, name)
 
 
 def entry_of_choice(choice: AnyChoice) -> dict[str, object]:
@@ -406,7 +422,7 @@ def choice_of(entry: Any) -> AnyChoice:
 
 
 def main() -> None:
-    """The worker: kernels as JSON lines on stdin. For each, "ok" or what went wrong, on a line of stdout."""
+    """The worker: plans as JSON lines on stdin. For each, "ok" or what went wrong, on a line of stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the DSL prints is no answer
     asked = open(0, "rb", buffering=0, closefd=False)  # unbuffered: select looks at what is not read yet
@@ -414,7 +430,7 @@ def main() -> None:
         try:
             entry = json.loads(line)
             object_cache.keep_in(Path(entry["cache"]))
-            plan_of(kernel_of(entry)).compile()
+            received(entry["plan"]).compile()
             compiling._LOADED.clear()  # asked for it again, the worker keeps it again
             answer = "ok"
         except Exception as error:

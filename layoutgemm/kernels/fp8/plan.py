@@ -177,7 +177,7 @@ class QuantizePlan:
 
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
-        return _compiled(self, self.facts)
+        return _compiled(self)
 
     def check(self) -> Report:
         """The tile covers each element once, in aligned vectors; shared memory has no bank conflict."""
@@ -277,19 +277,22 @@ class JoinedPlan:
         """Bytes of shared memory: those of the plan that takes most."""
         return max(part.shared_bytes for part in self.parts)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All that decides the code, as JSON-able data."""
+        return {"quantize several": [part.facts for part in self.parts]}
+
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
-        return _compiled(self, {"quantize several": [part.facts for part in self.parts]})
+        return _compiled(self)
 
     def check(self) -> Report:
         """The checks of each plan."""
         return Report(tuple([check for part in self.parts for check in part.check()]))
 
 
-def _compiled(plan: QuantizePlan | JoinedPlan, facts: dict[str, object]) -> CompiledGemm:
-    made: CompiledGemm = named("compile.compiler:compile_kernel")(
-        named(plan.device_kernel)(plan), plan.arch.name, facts, plan
-    )
+def _compiled(plan: QuantizePlan | JoinedPlan) -> CompiledGemm:
+    made: CompiledGemm = named("compile.compiler:compile_own")(plan)
     return made
 
 

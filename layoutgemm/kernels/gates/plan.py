@@ -117,10 +117,12 @@ class GatePlan:
         """True where it waits for the kernel before it, and the next begins early."""
         return "griddepcontrol" in self.arch.features
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All that decides the code, as JSON-able data."""
+        return {"gate": {name: getattr(self, name) for name in ("source", "kind", "gradient", "access", "weighted")}}
+
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
-        facts = {"gate": {name: getattr(self, name) for name in ("source", "kind", "gradient", "access", "weighted")}}
-        made: CompiledGemm = named("compile.compiler:compile_kernel")(
-            named(self.device_kernel)(self), self.code, facts, self
-        )
+        made: CompiledGemm = named("compile.compiler:compile_own")(self)
         return made

@@ -120,12 +120,14 @@ class DensePlan:
         """Bytes of shared memory: a unit's elements."""
         return UNIT_ROWS * UNIT_K * NUMBER_BYTES
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All that decides the code, as JSON-able data."""
+        return {"unpacked": [str(self.format), self.activations]}
+
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
-        facts: dict[str, object] = {"unpacked": [str(self.format), self.activations]}
-        made: CompiledGemm = named("compile.compiler:compile_kernel")(
-            named(self.device_kernel)(self), self.target, facts, self
-        )
+        made: CompiledGemm = named("compile.compiler:compile_own")(self)
         return made
 
     def check(self) -> Report:

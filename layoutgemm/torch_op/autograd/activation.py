@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
 from ...atoms.copy.base import VECTOR_BYTES
+from ...kernels.compile.worker import compile_apart
 from ...kernels.gates.plan import LEAST_ACCESS, GatePlan
 from ...kernels.plan import MAX_COORDINATE
 from ..bias_activation import ACTIVATIONS, GATES
@@ -199,7 +200,7 @@ def _prepared(m: int, n: int, source: str, kind: str, operands: int, access: int
     else:
         plan = GatePlan(source, kind, operands > 2, access, target(index)[0])
     places = tuple(range(operands))
-    return DirectLaunch(plan.compile(), (*[0 for _ in places], m, n, 2 * n), places, index, plan)
+    return DirectLaunch(compile_apart(plan), (*[0 for _ in places], m, n, 2 * n), places, index, plan)
 
 
 @functools.lru_cache(64)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import LayoutError
-from ...kernels.compile.compiler import compile_plan
+from ...kernels.compile.worker import compile_apart
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.torch_tensors import launch_of
 from ...kernels.sm90.choose.rules import Sm90Choice
@@ -65,7 +65,7 @@ def weight_and_bias(made: DerivedProduct | None, kind: torch.dtype | None) -> We
     if launch.copies or launch.late:
         return None
     word = len(launch.arguments) - MAX_WORDS + plan.words.index("row_sums")
-    direct = DirectLaunch(compile_plan(plan), launch.arguments, (2, 0, 1, word), left.get_device(), plan)
+    direct = DirectLaunch(compile_apart(plan), launch.arguments, (2, 0, 1, word), left.get_device(), plan)
     return WeightAndBias(direct, left.shape[0], kind)
 
 

@@ -19,7 +19,8 @@ from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import dtype
 from ...errors import LayoutError, OperandError
 from ...kernels import plan as plan_of
-from ...kernels.compile.compiler import CompiledGemm, compile_plan
+from ...kernels.compile.compiler import CompiledGemm
+from ...kernels.compile.worker import compile_apart
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
@@ -75,7 +76,7 @@ class ReadyPlan:
     @cached_property
     def compiled(self) -> CompiledGemm:
         """The kernel."""
-        return compile_plan(self.plan)
+        return compile_apart(self.plan)
 
     @cached_property
     def visited(self) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ import torch
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
+from ...kernels.compile.worker import compile_apart
 from ...kernels.fp8.plan import BLOCK as DEPTH
 from ...kernels.fp8.plan import BothWaysPlan, JoinedPlan, QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
@@ -332,4 +333,4 @@ def _distances(x: torch.Tensor, made: QuantizedShapes) -> tuple[int, ...]:
 @functools.lru_cache(256)
 def compiled(plan: QuantizePlan | JoinedPlan) -> CompiledGemm:
     """The kernel of a plan."""
-    return plan.compile()
+    return compile_apart(plan)

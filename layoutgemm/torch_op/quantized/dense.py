@@ -11,6 +11,7 @@ import torch
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import OperandError
 from ...kernels.compile.compiler import CompiledGemm
+from ...kernels.compile.worker import compile_apart
 from ...kernels.quantized.conversions import TARGETS, zero_bits
 from ...kernels.quantized.dense import DensePlan, dense_pitch
 from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
@@ -99,7 +100,7 @@ def _launch(facts: Facts, activations: torch.dtype, experts: int, index: int) ->
 
 def compiled(plan: DensePlan) -> CompiledGemm:
     """The kernel of a plan."""
-    return plan.compile()
+    return compile_apart(plan)
 
 
 def packed_for(kind: torch.dtype) -> torch.dtype | None:

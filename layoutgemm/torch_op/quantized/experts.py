@@ -18,7 +18,7 @@ from ...arguments import refusal
 from ...atoms.copy.base import VECTOR_BYTES
 from ...dtypes import dtype
 from ...errors import OperandError
-from ...kernels.compile.compiler import compile_plan
+from ...kernels.compile.worker import compile_apart
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
@@ -335,9 +335,9 @@ def _prepared(
     pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), call.size[1])
     of_all = () if bias is None or bias[1] else (BIAS,)
     if isinstance(plan, Sm80Plan):
-        return DirectLaunch(compile_plan(plan), *mma_arguments_of(plan, pitch, of_all), device, plan)
+        return DirectLaunch(compile_apart(plan), *mma_arguments_of(plan, pitch, of_all), device, plan)
     numbers, at = arguments_of(plan, pitch, places.resident(1), of_all=of_all)
-    return DirectLaunch(compile_plan(plan), numbers, at, device, plan)
+    return DirectLaunch(compile_apart(plan), numbers, at, device, plan)
 
 
 def forget() -> None:

@@ -21,7 +21,7 @@ from ...arch import arch
 from ...dtypes import dtype
 from ...errors import OperandError, PlanError, TensorError
 from ...kernels.alignment import address_misfit, line_misfit
-from ...kernels.compile.compiler import compile_plan
+from ...kernels.compile.worker import compile_apart
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
@@ -232,14 +232,14 @@ def _prepared(
         workers = places.resident(
             streamed.cluster_size
         )  # a block on each SM: another one beside it is the next kernel's
-        return ((0, DirectLaunch(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)),)
+        return ((0, DirectLaunch(compile_apart(streamed), *arguments_of(streamed, pitch, workers), device, streamed)),)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
-        return ((0, DirectLaunch(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)),)
+        return ((0, DirectLaunch(compile_apart(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)),)
     made = []
     for first, plan in plans_of(call, rows, *types, places.multiprocessors):
         arguments = arguments_of(plan, pitch, places.resident(plan.cluster_size), call.size[0])
-        made.append((first, DirectLaunch(compile_plan(plan), *arguments, device, plan)))
+        made.append((first, DirectLaunch(compile_apart(plan), *arguments, device, plan)))
     return tuple(made)
 
 

@@ -25,7 +25,7 @@ import torch
 
 from ...dtypes import dtype
 from ...errors import OperandError, PlanError, TensorError
-from ...kernels.compile.compiler import compile_plan
+from ...kernels.compile.worker import compile_apart
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
@@ -326,7 +326,7 @@ def _prepared(
     words = len(plan.parameters) - _FIRST_WORD - len(sizes)
     first = _FIRST_WORD + len(sizes)
     arguments = (0, 0, 0, *sizes, *[0] * words)
-    return DirectLaunch(compile_plan(plan), arguments, (0, 1, 2, *range(first, first + words)), device, plan), plan
+    return DirectLaunch(compile_apart(plan), arguments, (0, 1, 2, *range(first, first + words)), device, plan), plan
 
 
 def forget() -> None:

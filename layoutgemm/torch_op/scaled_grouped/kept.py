@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ...kernels.compile.compiler import compile_plan
+from ...kernels.compile.worker import compile_apart
 from ...kernels.epilogue.parameters import words_of
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.plan import MAX_WORDS
@@ -456,7 +456,7 @@ def launch(
         order = _order(list(read)) if keeping.turned else range(len(places))
         # C's address, those of the call's tensors, and that of the memory for A's rows.
         own = [first + plan.words.index(COPIED)] if plan.copies_rows else []
-        direct = DirectLaunch(compile_plan(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
+        direct = DirectLaunch(compile_apart(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
         direct.launch([made.arguments[place] for place in direct.places], raw_stream(index))
         if made.late and out is not None:
             out.copy_(made.c)
@@ -492,7 +492,7 @@ def launch_once(
         if plan.epilogue.stores_c:
             _keep_rows(plan, made, c)
         note_target(made.c, cleared=c is None and is_partial(plan))
-        DirectLaunch(compile_plan(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
+        DirectLaunch(compile_apart(plan), made.arguments, (), index, plan).launch((), raw_stream(index))
         if made.late and c is not None and plan.epilogue.stores_c:
             c.copy_(made.c)
     found: torch.Tensor = made.c if c is None else c

@@ -24,9 +24,9 @@ from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import launcher as compile_launch
 from layoutgemm.kernels.compile import worker as compile_apart
 from layoutgemm.kernels.compile.launcher import ArgumentBlock, ChainLauncher, Launcher
-from layoutgemm.kernels.compile.worker import Kernel
+from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
+from layoutgemm.kernels.fp8.plan import QuantizePlan
 from layoutgemm.kernels.run.emulated import host_of
-from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 
 pytestmark = pytest.mark.dsl
@@ -155,27 +155,35 @@ def test_without_a_linker_the_dsl_loads_the_object(compiled: Any, monkeypatch: p
 
 
 def test_loading_needs_no_dsl_and_no_pickle(compiled: Any) -> None:
-    """In a process of its own: a kernel from the cache, with the DSL and pickle's loads out of reach."""
+    """In a process of its own: kernels from the cache, with the DSL and pickle's loads out of reach."""
+    QuantizePlan("bf16", "e4m3", 1).compile()
     program = (
         "import sys, pickle\n"
         "def refuse(*_, **__): raise AssertionError('unpickled')\n"
         "pickle.loads = pickle.load = refuse\n"
         "from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan\n"
         "found = Sm90Plan.derive(1, 1, 1, config=Sm90Config((64, 64), consumers=1, loader='warp')).compile()\n"
-        "print(found.cached, 'cutlass' in sys.modules)\n"
+        "from layoutgemm.kernels.fp8.plan import QuantizePlan\n"
+        "other = QuantizePlan('bf16', 'e4m3', 1).compile()\n"
+        "print(found.cached, other.cached, 'cutlass' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
         cwd=Path(__file__).resolve().parents[3], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert done.stdout.split() == ["True", "False"], done.stderr
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
 # --------------------------------------------------------------------------------------------------------------- apart
 
-KERNEL = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:row", "bf16:row"))
-OTHER = Kernel(Sm90Choice(Sm90Config((64, 32), consumers=1, loader="warp")), KERNEL.operands)
-WRONG = Kernel(Sm90Choice(Sm90Config((64, 64), consumers=1, loaded_a_rows=8)), ("bf16:col", "bf16:row", "bf16:row"))
+
+class OwnStep(Activation):
+    """A step of another package: a worker refuses it."""
+
+
+KERNEL = Sm90Plan.derive(1, 1, 1, config=SMALL)
+OTHER = Sm90Plan.derive(1, 1, 1, config=Sm90Config((64, 32), consumers=1, loader="warp"))
+WRONG = Sm90Plan.derive(1, 1, 1, config=SMALL, epilogue=Epilogue(OwnStep("relu")))
 
 
 @pytest.fixture
@@ -189,21 +197,21 @@ def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[compile_ap
     own.end()
 
 
-def is_kept(kernel: Kernel) -> bool:
-    return object_cache.kept(compiling.kernel_facts(compile_apart.plan_of(kernel)))
+def is_kept(kernel: Sm90Plan) -> bool:
+    return object_cache.kept(compiling.kernel_facts(kernel))
 
 
 def test_a_process_of_its_own_compiles(pool: compile_apart.Pool) -> None:
     """It leaves the kernel in the cache, says what it cannot make, and goes on; after its end another one starts."""
     worker = compile_apart.Worker()
-    assert "rows = 8" in worker.compile(WRONG)
+    assert "OwnStep is no part of a plan" in worker.compile(WRONG)
     assert worker.compile(KERNEL) == "ok"
-    assert is_kept(KERNEL) and compile_apart.plan_of(KERNEL).compile().cached
+    assert is_kept(KERNEL) and KERNEL.compile().cached
     worker._process.kill()
     worker._process.wait()
     assert worker.compile(KERNEL) == "" and not worker.late
     worker.restart()
-    assert "rows = 8" in worker.compile(WRONG)
+    assert "OwnStep is no part of a plan" in worker.compile(WRONG)
     worker.close()
 
 
@@ -245,7 +253,7 @@ def test_nothing_is_imported_from_the_current_folder(
     if variable is not None:
         monkeypatch.setenv("PYTHONPATH", variable)
     worker = compile_apart.Worker()
-    assert "rows = 8" in worker.compile(WRONG)
+    assert "OwnStep is no part of a plan" in worker.compile(WRONG)
     worker.close()
     assert not trapped.exists()
 
@@ -259,7 +267,7 @@ def test_the_callers_modules_are_imported(
     monkeypatch.setenv("TRAP", str(tmp_path / "sprung"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     worker = compile_apart.Worker()
-    assert "rows = 8" in worker.compile(WRONG)
+    assert "OwnStep is no part of a plan" in worker.compile(WRONG)
     worker.close()
     assert not (tmp_path / "sprung").exists()
     program = "import sys, numpy, layoutgemm; print(numpy.__file__, layoutgemm.__file__)"
@@ -296,13 +304,13 @@ def test_a_compiler_that_hangs_stops_one_thread_alone(
     """Other threads have workers of their own; a kernel requested by several is compiled once."""
     asked, hung, go = [], threading.Event(), threading.Event()
 
-    def answer(worker: Any, kernel: Kernel) -> str:
+    def answer(worker: Any, kernel: Sm90Plan) -> str:
         asked.append(kernel)
         if kernel == KERNEL:
             hung.set()
             go.wait(60)
         else:
-            object_cache.write(compiling.kernel_facts(compile_apart.plan_of(kernel)), {"kernel.o": b""})
+            object_cache.write(compiling.kernel_facts(kernel), {"kernel.o": b""})
         return "ok"
 
     monkeypatch.setattr(compile_apart.Worker, "_start", lambda worker: setattr(worker, "late", False))
@@ -342,10 +350,10 @@ if not child:
     worker.kill()
     compile_apart.prepare(KERNEL)
     assert is_kept(KERNEL) and compile_apart._POOL._idle[0]._process.pid != number
-    assert compile_apart.plan_of(KERNEL).compile().cached
+    assert KERNEL.compile().cached
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert "rows = 8" in worker.compile(WRONG) and worker._process.pid == number
+assert "OwnStep is no part of a plan" in worker.compile(WRONG) and worker._process.pid == number
 print("both", flush=True)
 worker.close()
 os._exit(0)
@@ -372,7 +380,7 @@ def test_nothing_is_started_without_need(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
     compile_apart.prepare(KERNEL)
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", str(tmp_path))
-    facts = compiling.kernel_facts(compile_apart.plan_of(KERNEL))
+    facts = compiling.kernel_facts(KERNEL)
     object_cache.write(facts, {"kernel.o": b""})
     compile_apart.prepare(KERNEL)
 

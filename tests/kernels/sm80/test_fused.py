@@ -11,7 +11,7 @@ import pytest
 
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels.compile.compiler import kernel_facts
-from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.compile.worker import Kernel, plan_of, received, sent
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Amax,
@@ -179,7 +179,8 @@ def test_the_epilogue_is_part_of_the_kernel() -> None:
     assert kernel_facts(plans[0]) != kernel_facts(plans[1]) and "epilogue     Bias" in plans[0].explain()
     assert all(len(plan.parameters) == 14 + 16 for plan in plans) and plans[1].parameters["workspace"] == "word"
     kernel = Kernel(Sm80Choice(SMALL), ("bf16:row", "bf16:col", "f32:row"), False, Epilogue(Bias(), Activation("relu")))
-    assert kernel_of(entry_of(kernel)) == kernel and kernel.plan(64, 64, 64, 1).epilogue == kernel.epilogue
+    plan = plan_of(kernel)
+    assert received(sent(plan)) == plan.for_any_size() and kernel.plan(64, 64, 64, 1).epilogue == kernel.epilogue
     a, b = np.ones((70, 72), np.float32), np.ones((72, 102), np.float32)
     with pytest.raises(PlanError, match="alpha is missing"):
         plans[0].run(a, b, device="reference")
