@@ -13,7 +13,8 @@ from types import ModuleType
 import torch
 
 from ..emulator.joined import JoinedGpu, join
-from ..kernels.compile import ahead
+from ..errors import PlanError
+from ..kernels.compile import ahead, compiler
 from ..kernels.run import occupancy
 from . import launch
 
@@ -24,6 +25,14 @@ _GPUS: list[JoinedGpu] = []  # of the session that is open
 def around() -> AbstractContextManager[object]:
     """The context in which operators compute."""
     return _GPUS[-1].torch_mode() if _GPUS else nullcontext()
+
+
+def check_time(what: str) -> None:
+    """Raise PlanError where launches take no time of a GPU: on an emulated one, and within `compile_ahead`."""
+    if _GPUS:
+        raise PlanError(f"{what} measures time, and an emulated GPU has none of its own: run it on a GPU")
+    if compiler.AHEAD:
+        raise PlanError(f"{what} measures time, and within compile_ahead nothing is launched: run it outside")
 
 
 def adopt(tensors: Sequence[torch.Tensor]) -> None:

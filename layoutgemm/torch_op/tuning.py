@@ -41,6 +41,7 @@ from ..kernels.streamed.plan import StreamedConfig
 from . import tuned_store as tuned
 from .api import matmul
 from .compiled.kept_launches import KEPT
+from .emulated_gpu import check_time
 from .prepared import forget, gpu, target
 from .quantized.kept import READY as PACKED_READY
 from .quantized.launch import forget as forget_packed
@@ -290,6 +291,7 @@ def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
 
 def _tunable_gpu(device: torch.device | None = None) -> str:
     """The name of a device, or of the current GPU. Raises PlanError for one that runs no configurations."""
+    check_time("tuning")
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
     if device is not None and (device.type != "cuda" or device.index != torch.cuda.current_device()):

@@ -22,7 +22,7 @@ from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
 from layoutgemm.kernels.fp8.plan import JoinedPlan, QuantizePlan
 from layoutgemm.kernels.gates.plan import GatePlan
 from layoutgemm.kernels.quantized.dense import DensePlan
-from layoutgemm.torch_op import compile_ahead
+from layoutgemm.torch_op import compile_ahead, tune_call
 
 pytestmark = pytest.mark.dsl
 SMALL = Sm90Config((64, 64), consumers=1, stages=2, loader="warp")
@@ -123,6 +123,17 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal().startswith("compile_ahead within another")
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
     assert "LAYOUTGEMM_CACHE_DIR switches it off" in refusal()
+
+
+def test_no_time_is_measured_where_nothing_runs_on_a_gpu() -> None:
+    """A result of tuning would be kept for the GPU that the emulated one is named after."""
+    with compile_ahead(), pytest.raises(PlanError, match="tuning measures time, and within compile_ahead nothing"):
+        layoutgemm.tune(64, 64, 64)
+    with layoutgemm.emulated_gpu("hopper"):
+        x = torch.ones(8, 8, device="cuda").bfloat16()
+        for measure in (lambda: layoutgemm.tune(64, 64, 64), lambda: tune_call(layoutgemm.matmul, x, x)):
+            with pytest.raises(PlanError, match="tuning measures time, and an emulated GPU has none of its own"):
+                measure()
 
 
 def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
