@@ -69,11 +69,10 @@ def cuda_device(problem: BenchProblem) -> tuple[CudaDevice, dict[str, object]]:
 
     if not torch.cuda.is_available():
         raise PlanError(f"bench measures on a GPU, and torch finds none; {instead}")
-    from ..torch_op.emulated_gpu import check_time
-    from ..torch_op.prepared import gpu
+    from ..torch_op import emulated_gpu, prepared
 
-    check_time("bench")
-    gpu(torch.cuda.current_device())
+    emulated_gpu.check_time("bench")
+    prepared.gpu(torch.cuda.current_device())
     source, sampler = bench_machine.sampler()
     return CudaDevice(sampler), {**bench_machine.facts(), "clock and power": source}
 

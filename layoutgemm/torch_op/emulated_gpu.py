@@ -28,7 +28,10 @@ def around() -> AbstractContextManager[object]:
 
 
 def check_time(what: str) -> None:
-    """Raise PlanError where launches take no time of a GPU: on an emulated one, and within `compile_ahead`."""
+    """Raise PlanError where no launch takes a GPU's time.
+
+    That is on an emulated one, and within `compile_ahead`.
+    """
     if _GPUS:
         raise PlanError(f"{what} measures time, and an emulated GPU has none of its own: run it on a GPU")
     if compiler.AHEAD:
