@@ -178,6 +178,29 @@ class Ragged(GroupOffsets):
         """
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 
+    def lines(self, entry: Callable[[W], W], group: W, each: W) -> tuple[W, W]:
+        """First line and end of a group where all groups lie in one matrix. Ints or traced integers alike.
+
+        each  lines of a masked group, of which its first ones count
+
+        >>> Ragged(64).lines(lambda group: 3 * group, 1, 9), Ragged(64, masked=True).lines(lambda group: 7, 2, 9)
+        ((3, 6), (18, 25))
+        """
+        start, end = self.rows(entry, group)
+        return (group * each + start, group * each + end) if self.masked else (start, end)
+
+    def counting(self, numbers: npt.NDArray[np.int64], lines: int) -> npt.NDArray[np.bool_]:
+        """True for each of the lines of one matrix that is of a group.
+
+        numbers  as `read` gives them, of groups that fill the matrix, or of masked groups of one size
+
+        >>> Ragged(64, masked=True).counting(np.array([1, 2]), 6).tolist()
+        [True, False, False, True, True, False]
+        """
+        if not self.masked:
+            return np.ones(lines, dtype=bool)
+        return (np.arange(lines // len(numbers)) < np.asarray(numbers)[:, None]).reshape(-1)
+
     @checked(PlanError)
     def find(self, first: Callable[[Any], Any], tile: Integer, choose: Callable[[Any, Any, Any], Any]) -> Any:
         """The last group whose first tile is not after `tile`: ints or traced integers alike.
@@ -269,6 +292,19 @@ def check_room(name: str, groups: object, kind: type[GroupOffsets], count: int) 
     """Raise PlanError for anything but groups of a kind, or without room for them all."""
     if not isinstance(groups, kind) or count > groups.capacity:
         raise PlanError(f"{name} = {shown(groups)}, batch = {count}: {kind.__name__}.of(groups) has room for them")
+
+
+def check_masked(groups: Ragged, lines: int, count: int, name: str) -> None:
+    """Raise PlanError for lines that are no `count` masked groups of one size.
+
+    >>> check_masked(Ragged.of(3, masked=True), 20, 3, "m")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: m = 20 = 6 * 3 + 2: masked groups are of one size, 3 of them
+    """
+    if groups.masked and lines % count:
+        each, rest = divmod(lines, count)
+        raise PlanError(f"{name} = {lines} = {each} * {count} + {rest}: masked groups are of one size, {count} of them")
 
 
 def masked_rows(most: int) -> int:

@@ -58,6 +58,25 @@ def test_a_captured_product_follows_its_offsets(config: Sm90Config | None) -> No
     assert near(found[:7], x[:7], weights[0]) and near(found[7:], x[7:], weights[2])
 
 
+@pytest.mark.parametrize("config", [None, WARPS], ids=["default", "warps"])
+def test_a_captured_product_follows_its_counts(config: Sm90Config | None) -> None:
+    weights = weights_of(3)
+    experts = QuantizedExperts.of(weights)
+    x = torch.randn(3, 40, 384, device="cuda").bfloat16()
+    counts = torch.tensor([40, 0, 1], dtype=torch.int32, device="cuda")
+    assert near(quantized_grouped_matmul(x, experts, counts=counts, config=config)[0], x[0], weights[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = quantized_grouped_matmul(x, experts, counts=counts, config=config)
+    for each in ([7, 40, 0], [0, 9, 40]):
+        counts.copy_(torch.tensor(each))
+        found.fill_(torch.nan)
+        graph.replay()
+        for e, count in enumerate(each):
+            assert count == 0 or near(found[e, :count], x[e, :count], weights[e])
+            assert found[e, count:].isnan().all()
+
+
 @pytest.mark.parametrize("rows", [1, 13, 300])
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_activations_match_float64(rows: int, kind: torch.dtype) -> None:

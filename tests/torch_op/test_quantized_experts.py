@@ -14,6 +14,7 @@ from layoutgemm import QuantizedFormat, QuantizedWeight, explain_matmul, quantiz
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue, Quantize, Residual, VectorScale
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized.dense import facts_of
 from tests.torch_op.door_launches import every_door
 
 BF16, F64 = torch.bfloat16, torch.float64
@@ -169,6 +170,105 @@ def test_no_row_and_one_expert_have_results() -> None:
     one = QuantizedExperts.of([weights.expert(1)])
     got = quantized_grouped_matmul(x, one, torch.tensor([0, ROWS]), bias=given["bias"][:1])
     assert close(got, x.double() @ weights.expert(1).dense(torch.float32).double().T + given["bias"][0].double())
+
+
+# -------------------------------------------------------------------------------------------------------- masked groups
+
+EACH, COUNTS = 5, (4, 0, 3)  # rows of each group, and those that count
+
+
+def masked() -> tuple[Any, Any, Any]:
+    """x, the counts, and the places of rows that count. x is NaN elsewhere."""
+    x, counts = torch.full((3, EACH, K), torch.nan, dtype=BF16), torch.tensor(COUNTS)
+    places = torch.arange(EACH) < counts[:, None]
+    x[places] = operands()[0]
+    return x, counts, places
+
+
+@needs.DSL
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("code", "fmt"), [("sm_90a", INT4), ("sm_80", INT8), pytest.param("sm_90a", INT8, marks=pytest.mark.slow)]
+)
+def test_kernels_multiply_the_rows_that_count(code: str, fmt: QuantizedFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As groups of the same rows by offsets, to the bit."""
+    weights, (rows, offsets, given), (x, counts, places) = weights_of(fmt), operands(), masked()
+    options = {"bias": given["bias"], "activation": "silu"}
+    with torch.no_grad(), every_door(monkeypatch, code) as launches:
+        want = quantized_grouped_matmul(rows, weights, offsets, **options)
+        got = quantized_grouped_matmul(x, weights, counts=counts.int(), **options)
+        assert got.shape == (3, EACH, N) and torch.equal(got[places], want)
+        again = quantized_grouped_matmul(x, weights, counts=counts, expected_rows=2, **options)
+        gate = quantized_grouped_matmul(x, weights, counts=counts, activation="swiglu")
+        assert len(launches) == 4
+    assert torch.equal(again[places], want)
+    assert close(gate[places], gated(sums_of(rows, weights)))
+
+
+def test_masked_groups_on_the_cpu_and_where_they_are_explained() -> None:
+    weights, (rows, offsets, given), (x, counts, places) = weights_of(INT8), operands(), masked()
+    want = quantized_grouped_matmul(rows, weights, offsets, bias=given["bias"], activation="swiglu")
+    got = quantized_grouped_matmul(x, weights, counts=counts, bias=given["bias"], activation="swiglu")
+    assert torch.equal(got[places], want) and got.shape == (3, EACH, N // 2)
+    told = explain_matmul(x, weights, counts=counts)
+    assert (
+        told.why == "15 rows of 3 experts: tiles of 8 rows, half as many again as a usual group has; the kernel "
+        "reads the counts"
+    )
+    assert explain_matmul(x, weights, counts=counts, expected_rows=1).why.startswith("3 rows of 3 experts")
+    none = quantized_grouped_matmul(x[:, :0], weights, counts=torch.zeros(3, dtype=torch.int32))
+    assert none.shape == (3, 0, N)
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "swiglu"])
+def test_rows_that_do_not_count_have_no_gradients(activation: str | None) -> None:
+    """Whatever x, and the gradient, hold there."""
+    weights, (rows, offsets, given), (x, counts, places) = weights_of(INT8), operands(), masked()
+    found = []
+    for operand, how in ((rows, {"offsets": offsets}), (x, {"counts": counts})):
+        leaf, bias = operand.clone().requires_grad_(), given["bias"].clone().requires_grad_()
+        value = quantized_grouped_matmul(leaf, weights, **how, bias=bias, activation=activation)
+        grad = torch.ones_like(value)
+        if "counts" in how:
+            grad[~places] = 1e30
+        value.backward(grad)
+        found.append((value.detach(), leaf.grad, bias.grad))
+    (want, of_rows, of_bias), (got, of_x, again) = found
+    assert torch.equal(got[places], want) and torch.equal(of_x[places], of_rows) and torch.equal(again, of_bias)
+    assert not of_x[~places].any()
+
+
+def test_compilers_see_masked_groups() -> None:
+    weights, (x, counts, places) = weights_of(INT8), masked()
+
+    def product(x: Any, counts: Any) -> Any:
+        return quantized_grouped_matmul(x, weights, counts=counts, activation="swiglu")
+
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, counts)[places], product(x, counts)[places])
+    rest = None, *facts_of(weights.format, weights.n, weights.k), None, "", None, None, EACH
+    torch.library.opcheck(
+        torch.ops.layoutgemm.quantized_grouped_matmul,
+        (x.nan_to_num().flatten(0, 1), weights.units, weights.scales, counts, *rest),
+    )
+
+
+MASKED_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"offsets": torch.tensor(OFFSETS)}, "offsets and counts: groups are said by one of them"),
+    ({"counts": None, "expected_rows": 3}, "x and counts are torch tensors; got a NoneType"),
+    ({"expected_rows": 0}, "expected_rows must be at least 1, not 0"),
+    ({"counts": torch.tensor([1, 2])}, r"counts are torch.int64 of shape \[2\]: int32 or int64 of \[3\]"),
+    ({"counts": torch.tensor([1, 6, 2])}, r"counts\[1\] = 6: a has 0 to 5 rows in a group"),
+    ({"out": torch.zeros(3, EACH, N)}, "masked groups take a bias and an activation, no epilogue=, given= or out="),
+    ({"x": torch.ones(ROWS, K).to(BF16)}, r"x has shape \[7, 128\]: with counts \(3, rows, k\)"),
+]
+
+
+@pytest.mark.parametrize(("how", "said"), MASKED_REFUSED)
+def test_masked_groups_that_do_not_fit_are_refused(how: dict[str, Any], said: str) -> None:
+    x, counts, _ = masked()
+    with pytest.raises(LayoutError, match=said):
+        quantized_grouped_matmul(**{"x": x, "weights": weights_of(INT8), "counts": counts, **how})
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -76,7 +76,8 @@ class TablesOfGroups:
         groups, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP
         if bridge.uniform(thread // WARP) == plan.threads // WARP - 1:  # the first one sets up barriers
             each, given = groups.capacity // WARP, getattr(job.given, groups.name)
-            numbers = [group_entry(groups, given, lane * each + i, batch, job.m) for i in range(each + 1)]
+            most = self.most_rows(job, batch)
+            numbers = [group_entry(groups, given, lane * each + i, batch, most) for i in range(each + 1)]
             firsts = [Int32(0)]
             for group in cutlass.range_constexpr(each):
                 start, end = groups.rows(numbers.__getitem__, group)
@@ -99,6 +100,10 @@ class TablesOfGroups:
 
         firsts, numbers  a lane's entries of both tables
         """
+
+    def most_rows(self, job: bridge.Carried, batch: Int32) -> Int32:
+        """The rows of a masked group, as many as may count."""
+        return job.m
 
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of clusters of a group of that many rows."""

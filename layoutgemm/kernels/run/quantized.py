@@ -114,7 +114,8 @@ def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndar
     name, rest = plan.experts.name, dict(given)
     if rest.get(name) is None:
         raise OperandError(f"{name} is missing: {plan.experts.missing}, {plan.experts.numbers(plan.batch)} numbers")
-    found = plan.experts.take(rest.pop(name), (rows, plan.m, plan.k, plan.batch))
+    each = rows // plan.batch if plan.experts.masked else rows
+    found = plan.experts.take(rest.pop(name), (each, plan.m, plan.k, plan.batch))
     return {name: found.astype(np.int32 if plan.experts.offsets == "i32" else np.int64)}, rest
 
 

@@ -15,6 +15,10 @@ Tiles of groups of rows have numbers without a table, of height T:
 A tile's rows end with its group: copies repeat the group's last row, and rows behind it are not stored. Numbers outside
 of A become its borders. Lines of K in another group are filled with zeros, as those behind K are.
 
+Masked groups that multiply packed weights lie in one matrix, each of as many rows, R of them:
+
+    tile r      group r // ceil(R / T); rows R * group + (r % ceil(R / T)) * T on, of which those before counts[e] count
+
 Rows of no group, behind the last of `ends`, are not stored: a new result begins with zeros.
 """
 
@@ -31,7 +35,7 @@ from ...report import Check
 from ..derive import Operand, either
 from ..numbers import W
 from ..operands.combinations import GROUPS, Asked, check_parts
-from ..plan import check_settings
+from ..plan import check_settings, present, tile_count
 from ..ragged import AlongK, Ragged, check_room, sample_offsets, sample_sizes
 
 if TYPE_CHECKING:
@@ -81,17 +85,23 @@ def row_tiles(m: W, groups: W, height: int) -> W:
 
 def rows_of_tile(
     groups: Ragged, offset: Callable[[W], W], number: W, height: int,
-    choose: Callable[..., W] = either,
+    choose: Callable[..., W] = either, each: W | None = None,
 ) -> tuple[W, W, W]:  # fmt: skip
     """(group, first row, end of the group) of a tile of rows. Ints or traced integers. No rows if first >= end.
 
-    offset  group -> its offset, the last one behind the last group
+    offset  group -> its offset, the last one behind the last group; of a masked group its count
     choose  (condition, yes, no) -> one of them
+    each    rows of a masked group
 
     >>> offsets = [0, 3, 3, 40]
     >>> [rows_of_tile(Ragged.of(3), lambda e: offsets[min(e, 3)], r, 16) for r in range(5)]
     [(0, 0, 3), (1, 3, 3), (2, 3, 40), (2, 19, 40), (2, 35, 40)]
     """
+    if groups.masked:
+        rows = present(each)
+        group, tile = number // tile_count(rows, height), number % tile_count(rows, height)
+        first, end = groups.lines(offset, group, rows)
+        return group, first + tile * height, end
     group = groups.find(lambda e: offset(e) // height + e, number, choose)
     start = offset(group)
     return group, start + (number - start // height - group) * height, offset(group + 1)
@@ -112,6 +122,8 @@ def launched_rows(plan: Sm80Plan, m: W, groups: W, count: Callable[[W, int], W])
 
     count  (extent, tile) -> tiles
     """
+    if plan.experts is not None and plan.experts.masked:
+        return groups * count(m // groups, plan.tile_c[0])
     return row_tiles(m, groups, plan.tile_c[0]) if plan.numbers_tiles else count(m, plan.tile_c[0])
 
 
@@ -126,6 +138,8 @@ def group_checks(plan: Sm80Plan) -> list[Check]:
     if not plan.numbers_tiles:
         return [_own_matrices(plan)]
     assert isinstance(groups, Ragged)
+    if groups.masked:
+        return [_masked_tiles(plan, groups)]
     witness, count, samples = "", 0, sample_offsets(groups.capacity, height)
     for offsets in samples:
         ends, last, found = offsets.tolist(), len(offsets) - 1, np.zeros(int(offsets[-1]), np.int64)
@@ -145,6 +159,27 @@ def group_checks(plan: Sm80Plan) -> list[Check]:
             witness = witness or f"offsets {offsets.tolist()}: row {row} is in {found[row]} tiles"
     statement = f"groups of up to {groups.capacity}: each row is in one tile of {height} rows of its group"
     return [Check("groups", statement, not witness, f"{len(samples)} ragged batches ({count} tiles)", witness)]
+
+
+def _masked_tiles(plan: Sm80Plan, groups: Ragged) -> Check:
+    """Rows that count are in one tile of their group, and no others."""
+    witness, count, height, samples = "", 0, plan.tile_c[0], sample_sizes(groups.capacity, plan.tile_c[0])
+    for counts in samples:
+        each = int(counts.max()) + 3
+        found, owner = np.zeros(each * len(counts), np.int64), np.repeat(np.arange(len(counts)), each)
+        for number in range(len(counts) * tile_count(each, height)):
+            group, first, end = rows_of_tile(groups, counts.__getitem__, number, height, each=each)
+            first, end = border(first, end, either)
+            rows = slice(first, max(first, min(first + height, end)))
+            found[rows] += 1
+            if (owner[rows] != group).any():
+                witness = witness or f"counts {counts.tolist()}: tile {number} is of group {group}, from row {first}"
+            count += 1
+        if (wrong := found != groups.counting(counts, len(found))).any():
+            row = int(np.argmax(wrong))
+            witness = witness or f"counts {counts.tolist()}: row {row} is in {found[row]} tiles"
+    statement = f"masked groups, up to {groups.capacity}: each row that counts is in one tile of {height} of its group"
+    return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({count} tiles)", witness)
 
 
 def _own_matrices(plan: Sm80Plan) -> Check:
@@ -177,8 +212,10 @@ def explain_groups(plan: Sm80Plan) -> list[str]:
         of = f"{plan.batch} of {plan.m} rows each, of which as many count as an {groups.offsets} in global memory says"
         return [f"groups       {of}; a tile without such rows loads and stores nothing"]
     what = f"{plan.batch} weight matrices; " * (plan.experts is not None)
+    which = f"the last group e with offsets[e] // {height} + e <= r"
+    if isinstance(groups, Ragged) and groups.masked:
+        which = f"group r // {tile_count(plan.m // plan.batch, height)}"
     return [
         f"{'groups ' if plan.experts is None else 'experts'}      {what}{plan.m} rows in {plan.batch} groups, their "
-        f"{groups.name} {groups.offsets} in global memory; tile r is of the last group e with offsets[e] // {height} "
-        "+ e <= r"
+        f"{groups.name} {groups.offsets} in global memory; tile r is of {which}"
     ]

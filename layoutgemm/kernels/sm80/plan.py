@@ -320,7 +320,7 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
         config = config or (Sm80Config() if weights is None else PACKED)
         target = arch_named(arch)
         _check_sizes((m, n, k), batch)
-        b, config = _checked_packed(weights, experts, (k, batch), config, (a, b), epilogue)
+        b, config = _checked_packed(weights, experts, (m, k, batch), config, (a, b), epilogue)
         second = pair_of(pair, sums := combination(gated))
         epilogue = epilogue_behind(sums, epilogue)
         a_spec, b_spec, atom, form = _typed(a, b, target, scales, k)
@@ -470,16 +470,16 @@ class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
 
 
 def _checked_packed(
-    weights: QuantizedFormat | None, experts: Ragged | None, sizes: tuple[int, int], config: Sm80Config,
+    weights: QuantizedFormat | None, experts: Ragged | None, sizes: tuple[int, int, int], config: Sm80Config,
     operands: tuple[OperandSpec, OperandSpec | None], epilogue: Epilogue | None,
 ) -> tuple[OperandSpec | None, Sm80Config]:  # fmt: skip
     """(B, configuration) of packed weights, or as they are. Raises PlanError where there is no such kernel.
 
-    sizes  K and batch
+    sizes  M, K and batch
     """
-    (k, batch), (a, b) = sizes, operands
+    (m, k, batch), (a, b) = sizes, operands
     if experts is not None:
-        check_experts(experts, batch, weights, config, Epilogue.of(epilogue))
+        check_experts(experts, m, batch, weights, config, Epilogue.of(epilogue))
     if weights is None:
         return b, config
     b = _like(a) if b is None else b

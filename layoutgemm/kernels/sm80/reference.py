@@ -111,7 +111,9 @@ def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row:
     else:
         assert isinstance(groups, Ragged)
         last = len(numbers) - 1
-        group, first, end = rows_of_tile(groups, lambda e: int(numbers[min(e, last)]), row, plan.tile_c[0])
+        group, first, end = rows_of_tile(
+            groups, lambda e: int(numbers[min(e, last)]), row, plan.tile_c[0], each=plan.m // plan.batch
+        )
     first, end = border(first, end, either)
     return _TilePart(first, end, min(group, plan.batch - 1), (0, plan.k if first < end else 0))
 
@@ -121,6 +123,8 @@ def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> np.ndarray | i
     if plan.ragged is not None and plan.ragged.masked:
         counts = np.asarray(given[plan.ragged.name]).reshape(-1, 1, 1)
         return (np.arange(plan.m)[:, None] < counts).astype(np.uint8)
+    if plan.experts is not None:
+        return plan.experts.counting(np.asarray(given[plan.experts.name]), plan.m)[:, None].astype(np.uint8)
     stored = stored_elements(plan, given)
     return 1 if stored is None else stored.astype(np.uint8)
 

@@ -393,6 +393,14 @@ class Sm90Plan(ProductParts, NamedBarriers, GroupedPlan, Asked):
         return self.tile_c[1] // (2 if self.half is not None else self.config.split)
 
     @property
+    def counts_groups(self) -> bool:
+        """True if places hang on the number of groups.
+
+        Those of reduced rows do, and those of masked groups in one matrix.
+        """
+        return (self.joined_rows and bool(self.partials)) or (self.experts is not None and self.experts.masked)
+
+    @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
         joined, mirrored = self.joined_rows, is_mirrored(self.order.schedule)

@@ -86,7 +86,9 @@ def execute_sm90(
     if plan.ragged is not None:
         tiles = tables(plan, numbers)[1][-1]
     if plan.experts is not None:
-        tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
+        ends = np.asarray((given or {})[plan.experts.name])
+        tiles = expert_tables(plan, ends)[1][-1]
+        c.wanted = np.broadcast_to(plan.experts.counting(ends, plan.n), (plan.m, plan.n))
     workers, whole = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters), tiles
     if plan.config.tuning.halve_last_round:
         whole, tiles = last_round(tiles, max(1, workers), either)
@@ -175,7 +177,7 @@ class _Cluster:
         if plan.experts is not None:
             starts, first = expert_tables(plan, self.given[plan.experts.name])
             matrix = plan.experts.find(first.__getitem__, tile, either)
-            first_column, self.columns_end = plan.experts.rows(starts.__getitem__, matrix)
+            first_column, self.columns_end = plan.experts.lines(starts.__getitem__, matrix, plan.n // plan.batch)
             number, columns = tile - first[matrix], tile_count(self.columns_end - first_column, plan.tile_c[1])
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:

@@ -183,7 +183,7 @@ class Sm90Request(ProductParts, Asked):
         if asked.along_k is not None:
             check_along_k(asked.along_k, sizes, config, (a, b), mainloop)
         if asked.experts is not None:
-            check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
+            check_experts(asked.experts, sizes, weights, config, c, asked.epilogue)
         if weights is not None:
             check_packed(weights, sizes, config, (a, b), asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)

@@ -39,11 +39,12 @@ from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded
 from ..prepared import config_text
 from ..reference import rounded
+from ..scaled_grouped.grouped import COUNTS, OFFSETS
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .dense import facts_of
 from .epilogue_operator import traced
-from .experts import QuantizedExperts, check_experts, checked_experts
+from .experts import QuantizedExperts, check_experts, checked_experts, expected_of
 from .kept import READY, Key, find, found_last, note_again
 from .launch import check_bias, flat, quantized_product
 from .operators import checked_call, derivable, recorded_product
@@ -184,8 +185,10 @@ def quantized_matmul(
 def quantized_grouped_matmul(
     x: torch.Tensor,
     weights: QuantizedExperts,
-    offsets: torch.Tensor,
+    offsets: torch.Tensor | None = None,
     *,
+    counts: torch.Tensor | None = None,
+    expected_rows: int | None = None,
     scale_x: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
@@ -199,11 +202,15 @@ def quantized_grouped_matmul(
     """activation(scale_x[g] * x[g] @ weights[e].T + bias[e]), g the rows of e.
 
     x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
-               that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without
-               float8, or on the CPU, where the products are computed in float64
+               that is float8_e4m3fn. With counts (experts, rows, k). On one GPU of compute capability 9.0, or by
+               mma.sync of 8.x and 12.0 without float8, or on the CPU, where the products are computed in float64
     weights    of all experts, on x's device
     offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
                below the one before it. On a GPU their values are read by the kernel alone, and not checked
+    counts     in place of offsets, int32 or int64 of experts: the rows of each group that count. Others are unspecified
+               in the result, (experts, rows, n); tiles of them cost nothing. Of counts that are no groups a GPU takes
+               the nearest
+    expected_rows  that a masked group is taken to have, for which tiles are chosen; default as `grouped_matmul`
     scale_x    of a float8 x: float32, one for each row, (rows, 1) or (rows,), or one element
     bias       float32, bfloat16 or float16, (experts, n), or (n,) for all
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh; or "swiglu" and "geglu", as for `quantized_matmul`
@@ -226,26 +233,35 @@ def quantized_grouped_matmul(
     [[1.0, 2.0], [7.0, 2.0], [7.0, 2.0]]
     >>> quantized_grouped_matmul(x, both, torch.tensor([0, 3, 3]), activation="swiglu").shape
     torch.Size([3, 1])
+    >>> quantized_grouped_matmul(x.reshape(1, 3, 128).repeat(2, 1, 1), both, counts=torch.tensor([2, 0])).shape
+    torch.Size([2, 3, 2])
     """
     if unknown:
         refuse_unknown(quantized_grouped_matmul, tuple(unknown))
+    masked = counts is not None or expected_rows is not None
     if epilogue is not None or given is not None or out is not None:
+        if masked:
+            raise OperandError("counts: masked groups take a bias and an activation, no epilogue=, given= or out=")
         check_kinds_of(offsets=offsets)
         own = OwnEpilogue(epilogue, given, out)
         return _own(x, weights, own, scale_x, bias, activation, out_dtype, config, offsets)
     if isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
-    check_experts(x, weights, offsets, config)
+    check_experts(x, weights, counts if masked else offsets, config, COUNTS if masked else OFFSETS)
+    expected = expected_of(x, weights.experts, offsets, counts, expected_rows) if masked else 0
     check_kinds_of(scale_x=scale_x, bias=bias)
     kind, gate = out_dtype, gate_of(activation)
     if gate is not None:
         check_halves(weights.n, gate)
         kind = torch.float32
     value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
-        x, weights.units, weights.scales, offsets, None if gate is not None else activation,
-        *facts_of(weights.format, weights.n, weights.k), kind, config_text(config), flat(scale_x, x), bias,
+        x.flatten(0, 1) if masked else x, weights.units, weights.scales, counts if masked else offsets,
+        None if gate is not None else activation, *facts_of(weights.format, weights.n, weights.k), kind,
+        config_text(config), flat(scale_x, x), bias, expected,
     )  # fmt: skip
-    return value if gate is None else rounded(by_autograd(value, str(activation)), stored_as(x.dtype, out_dtype))
+    if gate is not None:
+        value = rounded(by_autograd(value, str(activation)), stored_as(x.dtype, out_dtype))
+    return value.unflatten(0, x.shape[:2]) if masked else value
 
 
 def _gated(

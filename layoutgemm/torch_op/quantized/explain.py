@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,11 +15,12 @@ from ...kernels.streamed.plan import StreamedPlan
 from ..epilogue import gate_of
 from ..explanation import Explanation, gated_after
 from ..prepared import gpu, target
+from ..scaled_grouped.grouped import COUNTS, OFFSETS
 from ..tuned_store import MEASURED
 from ..types import C_NAMES, NAMES
 from .configs import PackedConfig, packed_text
 from .dense import facts_of
-from .experts import INDEX, QuantizedExperts, check_experts, checked_experts, experts_plan
+from .experts import INDEX, QuantizedExperts, check_experts, checked_experts, expected_of, experts_plan
 from .launch import (
     HOPPER,
     QuantizedCall,
@@ -83,13 +84,19 @@ def explain_experts(
     x: torch.Tensor, weights: QuantizedExperts, offsets: torch.Tensor | None, scale_x: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     config: PackedConfig | None = None, untaken: Mapping[str, object] | None = None,
+    counts: torch.Tensor | None = None, expected_rows: int | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `quantized_grouped_matmul` takes for these tensors. Raises as that does; see `explain_quantized`."""
     refuse_untaken(untaken, "QuantizedExperts")
-    check_experts(x, weights, offsets, config)
+    masked, name, ends = counts is not None or expected_rows is not None, OFFSETS, offsets
+    if masked:
+        name, ends = COUNTS, counts
+    check_experts(x, weights, ends, config, name)
+    expected = expected_of(x, weights.experts, offsets, counts, expected_rows) if masked else 0
     factors, facts = flat(scale_x, x), facts_of(weights.format, weights.n, weights.k)
-    given = x, weights.units, weights.scales, present(offsets)
-    call = checked_experts(*given, activation, facts, out_dtype, packed_text(config), factors, bias)
+    x = x.flatten(0, 1) if masked else x
+    given = x, weights.units, weights.scales, present(ends)
+    call = checked_experts(*given, activation, facts, out_dtype, packed_text(config), factors, bias, expected)
     rows, count = x.shape[0], weights.experts
     if rows == 0:
         return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
@@ -98,14 +105,15 @@ def explain_experts(
     index = x.get_device()
     on = gpu(index)[0].multiprocessors, *target(index)
     added = None if bias is None else C_NAMES[bias.dtype]
-    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype], *on, added)
-    copies = unreadable(x), spaced("scale_x", factors), spaced("bias", bias), spaced("offsets", offsets)
+    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(ends).dtype], *on, added, expected=expected)
+    copies = unreadable(x), spaced("scale_x", factors), spaced("bias", bias), spaced(name, ends)
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies if rule])
+    rows_of_tile = plan.tile[isinstance(plan, Sm90Plan)]
     why = "the configuration that was given" if config is not None else (
-        f"{rows} rows of {count} experts: tiles of {plan.tile[isinstance(plan, Sm90Plan)]} rows, half as many again as "
+        f"{expected * count or rows} rows of {count} experts: tiles of {rows_of_tile} rows, half as many again as "
         "a usual group has"
     )  # fmt: skip
-    return Explanation(str(plan), f"{why}; the kernel reads the offsets", 1, said, sum(size for _, size in copies))
+    return Explanation(str(plan), f"{why}; the kernel reads the {name}", 1, said, sum(size for _, size in copies))
 
 
 def explain_packed(
@@ -124,7 +132,10 @@ def explain_packed(
         activation, out_dtype = None, torch.float32
     options = bias, activation, out_dtype, config
     if isinstance(weights, QuantizedExperts):
-        found = explain_experts(x, weights, offsets, scale_x, *options, untaken)
+        others = {name: value for name, value in untaken.items() if name not in ("counts", "expected_rows")}
+        counts, expected = (untaken.get(name) for name in ("counts", "expected_rows"))
+        masked = cast("torch.Tensor | None", counts), cast("int | None", expected)
+        found = explain_experts(x, weights, offsets, scale_x, *options, others, *masked)
     else:
         found = explain_quantized(x, weights, scale_x, *options, {**untaken, "offsets": offsets})
     if gate is None or found.launches == 0:

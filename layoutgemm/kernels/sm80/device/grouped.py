@@ -81,16 +81,17 @@ class GroupedTiles(Sm80GemmKernel):
         if plan.along_k is not None:
             return row * height, m, k, matrix, b
         of = present(plan.ragged or plan.experts)
-        address = self.given(words)[of.name]
+        address, joined = self.given(words)[of.name], plan.numbers_tiles
+        most = m // count if of.masked and joined else m
 
         def entry(group: Int32) -> Int32:
             """A group's first row, or the rows that count, inside of A."""
-            return cutlass.max(cutlass.min(group_entry(of, address, group, count, m), m), 0)
+            return cutlass.max(cutlass.min(group_entry(of, address, group, count, most), most), 0)
 
-        if of.masked:
+        if not joined:
             start, end = row * height, entry(matrix)
         else:
-            matrix, start, end = rows_of_tile(of, entry, row, height, choose)
+            matrix, start, end = rows_of_tile(of, entry, row, height, choose, most)
             matrix = cutlass.min(matrix, count - 1)
             b += Int64(matrix) * self.bytes_of_b(n, k, stride)
         start, end = border(start, end, choose)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 from cutlass import Int32, Int64
 
@@ -21,8 +23,17 @@ class ExpertsEpilogue(Sm90Epilogue):
 
     def limits(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, Int32]:
         """Rows of C, and the end of the group's columns."""
-        _, end = present(self.plan.experts).rows(GroupTable(self.plan, job.shared).entry, matrix)
+        _, end = columns_of(self.plan, job, GroupTable(self.plan, job.shared).entry, matrix)
         return job.m, end
+
+
+def columns_of(
+    plan: Sm90Plan, job: bridge.Carried, entry: Callable[[Int32], Int32], group: Int32
+) -> tuple[Int32, Int32]:
+    """The first column and the end of a group."""
+    experts = present(plan.experts)
+    each = job.n // job.groups if experts.masked else Int32(0)
+    return experts.lines(entry, group, each)
 
 
 class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
@@ -44,6 +55,10 @@ class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
         rows, columns = self.grid_of(m, n)
         return rows * (columns + batch)
 
+    def most_rows(self, job: bridge.Carried, batch: Int32) -> Int32:
+        """The columns of a masked group."""
+        return job.n // batch
+
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of a group of that many columns."""
         return tiles_of_group(self.plan, lines, tile_count(job.m, self.plan.tile_c[0]))
@@ -55,4 +70,5 @@ class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
         plan, (start, end) = self.plan, rows
         columns = cutlass.max(tile_count(end - start, plan.tile_c[1]), 1)
         row, column = plan.order.tile(number, 0, job.rank, (job.rows, columns), cutlass.min)
-        return row * plan.tile_c[0], start + column * plan.tile_c[1], group
+        first = group * (job.n // job.groups) if present(plan.experts).masked else start
+        return row * plan.tile_c[0], first + column * plan.tile_c[1], group

@@ -305,7 +305,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         # 2. Where this block begins: integer divisions, while the others arrive.
         job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
-        if const_expr(plan.joined_rows and bool(plan.partials)):  # their places hang on the number of groups
+        if const_expr(plan.counts_groups):  # places hang on the number of groups
             job = job.extended(groups=batch)
         reads_early = tuning.overlap and plan.ragged is not None
         # Where groups end is in global memory. All else before the roles sees none, and hides behind the kernel before.

@@ -13,6 +13,7 @@ from layoutgemm.kernels import Ragged, Sm80Config, Sm80Plan
 from layoutgemm.kernels.epilogue.chain import RowReduce
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
+from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm80 import groups as experts_of
 from tests import needs
 
@@ -26,40 +27,63 @@ FORMS = {
                                                                         align=(8, 16, 2)),
     ),
 }  # fmt: skip
+# Counts and the rows of each: none, all, one, and part of a tile more than one tile
+MASKED = {"empty and wide groups": ((3, 0, 17, 20, 1), 20), "scale a column": ((0, 9, 33, 40), 40)}
 
 
-def problem(form: str) -> tuple[Sm80Plan, list[PackedWeights], np.ndarray, dict[str, Any], np.ndarray, np.ndarray]:
-    """The plan, all packed weights, x, the offsets, the product in float64, its bound."""
+def problem(
+    form: str, masked: bool = False
+) -> tuple[Sm80Plan, list[PackedWeights], np.ndarray, dict[str, Any], np.ndarray, np.ndarray]:
+    """The plan, all packed weights, x, the offsets, the product in float64, its bound.
+
+    The product is NaN where nothing is stored.
+    """
     fmt, (n, k), offsets, config = FORMS[form]
-    m, experts, rng = offsets[-1], len(offsets) - 1, np.random.default_rng(7)
+    counts, each = MASKED[form]
+    groups = [(e * each, e * each + count) for e, count in enumerate(counts)] if masked else list(pairwise(offsets))
+    m, experts, rng = each * len(groups) if masked else offsets[-1], len(groups), np.random.default_rng(7)
     plan = Sm80Plan.derive(
-        m, n, k, batch=experts, weights=fmt, experts=Ragged.of(experts), config=config,
+        m, n, k, batch=experts, weights=fmt, experts=Ragged.of(experts, masked=masked), config=config,
         epilogue=fmt.epilogue(axis="n") or None,
     )  # fmt: skip
     packed = [pack(quantize(rng.standard_normal((n, k)), fmt)) for _ in range(experts)]
     x = np.asarray(plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((m, k)))), np.float32)
-    want, size = np.zeros((m, n)), np.zeros((m, n))
-    for weights, (start, end) in zip(packed, pairwise(offsets), strict=True):
+    want, size = np.full((m, n), np.nan), np.zeros((m, n))
+    for weights, (start, end) in zip(packed, groups, strict=True):
         dense = unpack(weights).dense()
         wide = np.asarray(plan.a.dtype.decode(plan.a.dtype.encode(dense)) if fmt.group else dense, np.float64)
         want[start:end], size[start:end] = x[start:end] @ wide.T, np.abs(x[start:end]) @ np.abs(wide.T)
     bound = plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
-    return plan, packed, x, {"offsets": np.asarray(offsets, np.int32)}, want, bound
+    given = {"counts": np.asarray(counts, np.int32)} if masked else {"offsets": np.asarray(offsets, np.int32)}
+    return plan, packed, x, given, want, bound
 
 
-def test_the_checks_hold_and_the_executor_is_right() -> None:
-    plan, packed, x, given, want, bound = problem("empty and wide groups")
+def is_right(found: np.ndarray, want: np.ndarray, bound: np.ndarray, unwritten: float) -> bool:
+    """True for sums within the bound, and elements that nothing wrote."""
+    left = np.isnan(want)
+    others = np.full(left.sum(), unwritten, found.dtype)
+    return bool((np.abs(found - want) <= bound)[~left].all()) and np.array_equal(found[left], others, equal_nan=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_checks_hold_and_the_executor_is_right(masked: bool) -> None:
+    plan, packed, x, given, want, bound = problem("empty and wide groups", masked)
     plan.check().require()
-    assert (np.abs(plan.run(x, packed, given=given, device="reference").c - want) <= bound).all()
-    assert "experts      5 weight matrices; 37 rows in 5 groups" in plan.explain()
+    found = plan.run(x, packed, given=given, device="reference").c
+    assert is_right(found, want, bound, 0.0) and np.isnan(want).any() == masked
+    said = "100 rows in 5 groups, their counts" if masked else "37 rows in 5 groups, their offsets"
+    assert f"experts      5 weight matrices; {said} i32" in plan.explain()
+    assert plan.explain().count("tile r is of group r // 2") == masked
 
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("form", ["scale a column", pytest.param("empty and wide groups", marks=pytest.mark.slow)])
-def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
-    plan, packed, x, given, want, bound = problem(form)
-    assert (np.abs(plan.run(x, packed, given=given, device="emulator").c - want) <= bound).all()
+def test_the_compiled_kernel_is_right_and_free_of_races(form: str, masked: bool) -> None:
+    plan, packed, x, given, want, bound = problem(form, masked)
+    found = plan.run(x, packed, given=given, device="emulator").c
+    assert is_right(found, want, bound, float(plan.c.dtype.decode(unwritten(plan.c.dtype, (1,)))[0]))
 
 
 WRONG: dict[str, Any] = {
@@ -68,20 +92,25 @@ WRONG: dict[str, Any] = {
         "rows_of_tile",
         lambda experts, offset, r, height, choose=None: (0, r * height, offset(1)),
     ),
+    "masked rows of the group before": (
+        "rows_of_tile",
+        lambda experts, count, r, height, each: (0, r * height, count(0)),
+    ),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_tiles_fail_their_check(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = problem("empty and wide groups")[0]
+    plan = problem("empty and wide groups", masked="masked" in what)[0]
     monkeypatch.setattr(experts_of, *WRONG[what])
     assert [check.name for check in experts_of.group_checks(plan) if not check] == ["groups"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no weights": ({"weights": None}, "experts without weights: they are groups of rows"),
-    "room": ({"batch": 65}, "batch = 65: Ragged.of(groups) has room for them, by offsets"),
-    "counts": ({"experts": Ragged.of(3, masked=True)}, "Ragged.of(groups) has room for them, by offsets"),
+    "room": ({"batch": 65}, "batch = 65: Ragged.of(groups) has room for them"),
+    "ends": ({"experts": Ragged.of(3, ends=True)}, "groups of packed weights have offsets or counts, not ends"),
+    "size": ({"experts": Ragged.of(3, masked=True)}, "m = 16 = 5 * 3 + 1: masked groups are of one size, 3 of them"),
     "parts of K": (
         {"config": Sm80Config((16, 64), 128, split=2, warps=(1, 4))}, "split = 2: a product of several experts takes 1"
     ),
