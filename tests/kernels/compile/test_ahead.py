@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
 from layoutgemm.kernels.fp8.plan import JoinedPlan, QuantizePlan
 from layoutgemm.kernels.gates.plan import GatePlan
 from layoutgemm.kernels.quantized.dense import DensePlan
+from layoutgemm.kernels.run import occupancy
 from layoutgemm.torch_op import compile_ahead, tune_call
 
 pytestmark = pytest.mark.dsl
@@ -103,6 +105,22 @@ def test_a_call_after_it_is_launched_from_the_cache(monkeypatch: pytest.MonkeyPa
         assert len(gpu.runs) == 1 and str(found) == "1 kernels: 0 compiled, 1 in the cache before"
         call()
         assert len(gpu.runs) == 2
+
+
+def test_the_gpus_occupancy_stays_known(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To measure it again takes as long as to compile a kernel."""
+    asked: list[int] = []
+    cached = functools.lru_cache(lambda index: asked.append(index))
+    cached.__module__ = occupancy.__name__
+    monkeypatch.setattr(occupancy, "measured", cached, raising=False)
+    cached(0)
+    with compile_ahead():
+        cached(0)
+    cached(0)
+    assert asked == [0]
+    with layoutgemm.emulated_gpu("hopper"):  # another GPU
+        cached(0)
+    assert asked == [0, 0]
 
 
 def test_an_error_compiles_nothing_and_launches_go_on(answers: list[Any]) -> None:
