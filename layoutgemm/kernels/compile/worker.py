@@ -172,7 +172,8 @@ def build(plans: Sequence[Compiles], jobs: int | None = None, say: Callable[[str
 class Worker:
     """A process that compiles kernels one after the other.
 
-    late  whether it was ended because an answer took longer than LIMIT_SECONDS
+    late   whether it was ended because an answer took longer than LIMIT_SECONDS
+    lines  what CUTE_DSL_LINEINFO was when it began, which decides the code: see `compiler.facts_of`
     """
 
     def __init__(self) -> None:
@@ -180,7 +181,7 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        self.late = False
+        self.late, self.lines = False, _lines()
         self._pid = os.getpid()
         self._read = b""
         if not sys.executable:
@@ -287,7 +288,9 @@ class Pool:
             return
         try:
             with self._lock:
-                worker = self._idle.pop() if self._idle else None
+                worker = next((each for each in self._idle if each.lines == _lines()), None)
+                if worker is not None:
+                    self._idle.remove(worker)
             worker = worker or Worker()
             try:
                 yield worker
@@ -319,6 +322,10 @@ class Pool:
             idle, self._idle = self._idle, []
         for worker in idle:
             worker.kill()
+
+
+def _lines() -> str:
+    return os.environ.get("CUTE_DSL_LINEINFO", "")
 
 
 _POOL = Pool()

@@ -228,6 +228,15 @@ def test_the_cache_is_the_callers_of_now(
     assert len(pool._idle) == 1
 
 
+def test_a_worker_compiles_as_the_caller_would_now(pool: compile_apart.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lines of the source or without: one that began otherwise is left alone."""
+    for lines in ("", "1", ""):
+        monkeypatch.setenv("CUTE_DSL_LINEINFO", lines)
+        compile_apart.prepare(KERNEL)
+        assert is_kept(KERNEL)
+    assert sorted(worker.lines for worker in pool._idle) == ["", "1"]
+
+
 TRAP = "import os; os.makedirs(os.environ['TRAP'], exist_ok=True); raise RuntimeError('not the module that was meant')"
 NAMES = (
     "numpy", "cutlass", "sympy", "cuda", "json", "select", "layoutgemm", "threading", "sitecustomize", "usercustomize",
@@ -313,7 +322,7 @@ def test_a_compiler_that_hangs_stops_one_thread_alone(
             object_cache.write(compiling.kernel_facts(kernel), {"kernel.o": b""})
         return "ok"
 
-    monkeypatch.setattr(compile_apart.Worker, "_start", lambda worker: setattr(worker, "late", False))
+    monkeypatch.setattr(compile_apart.Worker, "_start", lambda worker: vars(worker).update(late=False, lines=""))
     monkeypatch.setattr(compile_apart.Worker, "compile", answer)
     threads = [threading.Thread(target=compile_apart.prepare, args=(kernel,)) for kernel in (KERNEL, *[OTHER] * 3)]
     threads[0].start()
