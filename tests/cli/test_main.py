@@ -314,6 +314,7 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
     ("show -3:1", "extent must be at least 1, not -3"), ("desc -1x64", "'-1x64': a tile is written MNxK"),
     ("box 128x64 --of 256x64 --at -1,0", "--at -1,0: the matrix has tiles 0,0 to 1,0"),
     ("show 4:1 --rows -2:", "'-2:' is not a part: write FROM:TO"), ("show 4:1 -5", "it takes no -5"),
+    ("banks (64,64):(64,1) --threads (4,8):(9,1)", "is to number 32 threads 0 to 31, each once"),
     ("show S<4,3,3>", "B = 4 > |S| = 3, so the two fields of bits overlap"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, arguments, text):
