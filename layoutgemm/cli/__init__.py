@@ -11,5 +11,5 @@ banks        swizzle, banks: which swizzle is free of conflicts, and what confli
 descriptors  desc, box: the matrix descriptor and the tensor copies of a tile
 prove        prove: two layouts equal at every size, or the first difference
 plan         plan: the derivation of a GEMM and its checks
-emulate, tune, bench, doctor, demo, completion    the command of that name
+emulate, compile, tune, bench, doctor, demo, completion    the command of that name
 """

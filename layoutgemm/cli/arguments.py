@@ -32,6 +32,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        # No option begins with a digit: -3:1, -1,0 and -0x5 are values, which their readers refuse by name.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self.set_defaults(parser=self)
 
     def refuse(self, words: Sequence[str]) -> NoReturn:

@@ -70,7 +70,14 @@ def stated(text: str, facts: Facts) -> Tile:
     >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
     (64,M//64):(1,64)
     """
-    return tile_of(text) if text.startswith("smem:") else _parsed(text, STATED, facts)
+    if text.startswith("smem:"):
+        return tile_of(text)
+    family = text.partition(":")[0]
+    if family in NO_TILES:  # as a label before a mode of symbols it would be read
+        raise LayoutError(
+            f"{shown(text)} is {NO_TILES[family]}, and no layout: {STATED}, an operand of an atom wgmma:64:bf16:C"
+        )
+    return _parsed(text, STATED, facts)
 
 
 def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Parsed:

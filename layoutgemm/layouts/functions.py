@@ -298,13 +298,19 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
     """The tile (M, N, ...) of threads and values, and (thread, value) -> index in that tile.
 
     `thread` maps tile coordinates to thread indices, `value` to the values of a thread; a thread's values lie side by
-    side. The index is colexicographic in the tile.
+    side. The index is colexicographic in the tile. Raises LayoutError where one of them is no numbering 0, 1, 2, ...:
+    CuTe asks for compact layouts and does not look.
 
     >>> tile, tv = make_layout_tv(Layout((8, 4)), Layout((4, 4)))
     >>> tile, str(tv)
     ((32, 16), '((8,4),(4,4)):((4,128),(1,32))')
     """
-    tile = _layout(thread, "the layout of threads").raked_product(_layout(value, "the layout of values"))
+    for name, given in (("thread", thread), ("value", value)):
+        numbered = _layout(given, f"the layout of {name}s").is_bijective()
+        if not numbered:
+            said = f"the {name} layout {given} is to number {given.size} {name}s 0 to {given.size - 1}, each once"
+            raise LayoutError(f"{said}; {numbered.explain()}", numbered.witness)
+    tile = thread.raked_product(value)
     threads, values = thread.size, value.size
     tv = tile.right_inverse().compose(
         Layout((threads, values), (0 if threads == 1 else 1, 0 if values == 1 else threads))

@@ -305,7 +305,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
         return cast("Parsed", _LayoutReader(text, symbol).all())
     except ParseError as error:
         other = _WORD_OF_OTHER.match(text)
-        if other is None or error.position != other.start(1) or PAIR.search(text) is not None:
+        # Another reason than what was expected is of a word that was read, and whose numbers are refused
+        read_words = not error.reason.startswith("expected")
+        if other is None or read_words or error.position != other.start(1) or PAIR.search(text) is not None:
             raise
         raise ParseError(
             f"expected a layout, as in (4,8):(8,1), and {other[1][:64]} begins no text that is read",

@@ -9,13 +9,18 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import display
 from layoutgemm.view import canvas
 from layoutgemm.view.canvas import DARK
+from layoutgemm.view.palette import ROLES
 
 from ..arguments import as_path, checked, shown
+from ..regex import regex
 
 # The generic families of a document whose named fonts are not installed.
 FAMILIES = {"darwin": ("Helvetica", "Menlo"), "win32": ("Segoe UI", "Consolas")}
 LINUX = ("DejaVu Sans", "DejaVu Sans Mono")
 PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><text y="16" font-family="{}">{}</text></svg>'
+_ROLE = regex(
+    rf'(fill|stroke)="[^"]*" class="lg[fs]-({"|".join(ROLES)})"'
+)  # as `paint` writes it; texts have no quotes
 SCALE = 2.0  # pixels of the file for one of the picture
 
 
@@ -50,11 +55,16 @@ def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
 def dark_svg(svg: str) -> str:
     """The document as it is in a dark page, whatever the reader's. It is for renderers that know no media queries.
 
-    >>> dark_svg("<style>" + DARK + "{.a{fill:red}}</style>")
-    '<style>.a{fill:red}</style>'
+    The colours become attributes: in a page with several pictures, a style sheet would paint all of them.
+
+    >>> dark_svg("<style>" + DARK + '{.lgf-ink{fill:#F2F2F2}}</style><g fill="#111111" class="lgf-ink"/>')
+    '<g fill="#F2F2F2"/>'
     """
     before, found, rest = svg.partition(f"<style>{DARK}{{")
-    return f"{before}<style>{rest.replace('}</style>', '</style>', 1)}" if found else svg
+    body = rest.partition("</style>")[2]
+    if not found:
+        return svg
+    return _ROLE.sub(lambda role: f'{role[1]}="{ROLES[role[2]][1]}"', before + body.removeprefix("\n"))
 
 
 @display.save.register(str)

@@ -309,6 +309,13 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
     ("show wgmma.m64n256k16", "an atom wgmma:64:bf16:C"), ("show ldmatrix.x4", "a copy copy:ldmatrix:4"),
     ("show 4:1 --svg /", "--svg / is a folder: name a file in it"),
     ("swizzle schedule:grouped:4:8x8", "is an order of tiles, and shared memory holds tiles"),
+    ("prove mma:m16n8k16:bf16 mma:m16n8k16:f16", "'mma:m16n8k16:bf16' is an instruction, held by threads, and no lay"),
+    ("prove 4:1 copy:ld:128", "'copy:ld:128' is an instruction"), ("prove 4:1 schedule:linear", "is an order of tiles"),
+    ("show -3:1", "extent must be at least 1, not -3"), ("desc -1x64", "'-1x64': a tile is written MNxK"),
+    ("box 128x64 --of 256x64 --at -1,0", "--at -1,0: the matrix has tiles 0,0 to 1,0"),
+    ("show 4:1 --rows -2:", "'-2:' is not a part: write FROM:TO"), ("show 4:1 -5", "it takes no -5"),
+    ("banks (64,64):(64,1) --threads (4,8):(9,1)", "is to number 32 threads 0 to 31, each once"),
+    ("show S<4,3,3>", "B = 4 > |S| = 3, so the two fields of bits overlap"),
 ])  # fmt: skip
 def test_refusals(capsys, monkeypatch, arguments, text):
     if importlib.util.find_spec("torch") is not None:

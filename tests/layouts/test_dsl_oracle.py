@@ -226,7 +226,10 @@ def wild_splits(rng: random.Random, count: int) -> list[dict[str, Any]]:
         op = rng.choice(SPLITS[not divides]) + ("_divide" if divides else "_product")
         left = Layout(*random_pair(rng, limit=150 if divides else 32, leaves=4))
         right: Any = Layout(*random_pair(rng, limit=16, leaves=3))
-        if divides and rng.random() < 0.5 and isinstance(left.shape, tuple):
+        if divides and any(ref.leaves(mode)[-1] == 1 for mode in ref.modes(left.shape)):
+            continue  # past an extent of 1 at the end the DSL's answer is no A o T: ((5,1)):((1,15)) by (6:3,)
+        by_mode = divides or op == "logical_product"  # the DSL takes a tuple in no other product
+        if by_mode and rng.random() < 0.5 and isinstance(left.shape, tuple):
             right = [rng.choice((rng.randint(2, 8), Layout(rng.randint(2, 6), rng.randint(1, 4)))) for _ in left.shape]
         try:
             mine = getattr(left, op)(tuple(right) if isinstance(right, list) else right)
@@ -239,7 +242,7 @@ def wild_splits(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def oracle() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    asked = questions() + wild_splits(random.Random(7), 300)
+    asked = questions() + wild_splits(random.Random(7), 500)
     lines = [
         {"id": q["id"], "op": q["op"].removeprefix("swizzled "), "args": [encode(a) for a in q["arguments"]]}
         for q in asked
@@ -291,7 +294,7 @@ def test_splits_of_any_layouts_are_the_dsls(oracle: tuple[list[dict[str, Any]], 
             text = f"{question['op']}({', '.join(map(str, question['arguments']))}): {mine} here, {theirs} there"
             assert ref.image(mine.shape, mine.stride) == ref.image(theirs.shape, theirs.stride), text
             same += str(mine) == str(theirs)
-    assert same >= 270
+    assert same >= 450
 
 
 FLAKY = """

@@ -164,10 +164,20 @@ def test_plans_draw_what_they_hold(name: str) -> None:
 
 def test_dark_for_good(tmp_path: Path) -> None:
     svg = Layout((2, 2)).svg()
-    assert svg.count(DARK) == 1 and DARK not in dark_svg(svg) and ".lgf-ink{fill:#F2F2F2}" in dark_svg(svg)
+    assert svg.count(DARK) == 1 and ">0</text>" in svg
     ET.fromstring(dark_svg(svg))
     Layout((2, 2)).svg(tmp_path / "dark.svg", dark=True)
     assert (tmp_path / "dark.svg").read_text(encoding="utf-8") == Layout((2, 2)).svg(dark=True) == dark_svg(svg)
+
+
+@pytest.mark.parametrize("drawn", [lambda: Layout((8, 8)), lambda: wgmma(8), lambda: smem_tile((8, 64), "bf16", "K")])
+def test_a_dark_picture_paints_no_other_picture_of_its_page(drawn: Any) -> None:
+    """Style sheets of an SVG hold for the whole page that it is put into."""
+    light, dark = drawn().svg(), drawn().svg(dark=True)
+    assert "<style" not in dark and "class=" not in dark
+    rules = dict(re.findall(r"\.(lg[fs]-\w+)\{\w+:(#\w+)\}", light))
+    expected = re.sub(r'(fill|stroke)="[^"]*" class="(lg[fs]-\w+)"', lambda m: f'{m[1]}="{rules[m[2]]}"', light)
+    assert len(rules) >= 3 and dark == re.sub("<style>.*</style>\n", "", expected)
 
 
 def test_png(tmp_path: Path) -> None:

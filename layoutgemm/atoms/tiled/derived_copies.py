@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import gcd, prod
 
 from ...arguments import checked, shown
-from ...errors import AtomError
+from ...errors import AtomError, LayoutError
 from ...layouts import Layout, make_layout_tv
 from ..copy.base import CopyAtom
 from .copy import TiledCopy
-from .mma import TiledMma, check_numbering
+from .mma import TiledMma
 
 
 @checked(AtomError)
@@ -35,9 +35,10 @@ def make_tiled_copy(
             raise AtomError("a tiler goes with one layout, (thread, value) -> element of the tile, not with two")
         return TiledCopy(atom, thr_layout, tiler)
     val_layout = Layout(1) if val_layout is None else val_layout
-    for name, layout in (("thread", thr_layout), ("value", val_layout)):
-        check_numbering(layout, f"the {name} layout {layout} is to number {layout.size} {name}s")
-    tile, layout_tv = make_layout_tv(thr_layout, val_layout)
+    try:
+        tile, layout_tv = make_layout_tv(thr_layout, val_layout)
+    except LayoutError as error:
+        raise AtomError(error.reason, error.witness) from None
     return TiledCopy(atom, layout_tv, tile)
 
 

@@ -464,6 +464,21 @@ def test_with_shape_refuses_another_size() -> None:
             Layout((4, 6), (6, 1)).with_shape(shape)
 
 
+def test_make_layout_tv_refuses_layouts_that_number_nothing() -> None:
+    """A map past the end of their right inverse misses elements or repeats them."""
+    for threads, values, said in (
+        (Layout((4, 8), (9, 1)), Layout((2, 2)), "the thread layout (4,8):(9,1) is to number 32 threads 0 to 31"),
+        (Layout((4, 8), (16, 2)), Layout(1), "thread layout (4,8):(16,2)"),
+        (Layout((4, 2), (1, 0)), Layout(4), "indices 0 and 4 both give 0"),
+        (Layout(4), Layout(4, 2), "the value layout 4:2 is to number 4 values 0 to 3, each once"),
+        (Layout((4, 8), (8, 1)), Layout((2, 2), (5, 1)), "(1,1) gives 6"),
+        (Layout((dim("M"), 4), (5, 1)), Layout(2), "thread layout (M,4):(5,1)"),
+    ):
+        with pytest.raises(LayoutError) as error:
+            make_layout_tv(threads, values)
+        assert said in str(error.value)
+
+
 def test_make_layout_tv() -> None:
     """(thread, value) -> position in the tile, inverse to the raked product of threads and values."""
     rng = random.Random(9)
