@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of their first call: how many a model's rows need, and the seconds.
+"""Kernels compiled ahead of their first call: how many a model needs, and the seconds.
 
     python benchmarks/bench_ahead.py --shapes 4096x4096,6144x4096,4096x14336 --rows 2048 --jobs 12
 

@@ -193,7 +193,9 @@ def bounded(message: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The error's message on one line. A parse error names the place instead of a pointer below the text.
+    """The error's message on one line.
+
+    A parse error names the place instead of a pointer below the text, an error of a file the file first.
 
     >>> from layoutgemm.layouts import parse
     >>> try:
@@ -201,7 +203,11 @@ def one_line(error: Exception) -> str:
     ... except ParseError as error:
     ...     print(one_line(error))
     expected ',' or ')', at the end of '(4,8):(8,x'
+    >>> print(one_line(FileNotFoundError(2, "No such file or directory", "kernel.ptx")))
+    kernel.ptx: No such file or directory
     """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, ParseError) and error.text:
         rest = error.text[error.position :]
         place = f"{shown(rest)} in" if rest else "the end of"

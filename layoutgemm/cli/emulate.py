@@ -28,7 +28,7 @@ from ..emulator.mutation.api import mutate_ptx
 from ..emulator.mutation.run import on_terminal
 from ..emulator.mutation.survivors import PROVEN
 from ..errors import EmulatorError, LayoutError, PtxError
-from .arguments import SCRIPTS, failed
+from .arguments import SCRIPTS, failed, one_line
 from .commands import COMMANDS, Commands
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
@@ -256,7 +256,7 @@ def _argument(text: str, rng: np.random.Generator) -> Argument:
     try:
         return argument(text, rng)
     except (LayoutError, OSError, ValueError) as error:
-        raise EmulatorError(f"--arg {text}: {error}") from error
+        raise EmulatorError(f"--arg {text}: {one_line(error)}") from error
 
 
 def argument(text: str, rng: np.random.Generator) -> Argument:
