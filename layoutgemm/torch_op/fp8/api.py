@@ -9,7 +9,6 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ...arguments import sees_unknown
-from ...graph_marks import constant_in_graphs
 from ..checks import (
     PLAIN,
     differentiated,
@@ -19,6 +18,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import check_kinds, refusal, refuse, refuse_unknown
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import (
@@ -239,7 +239,7 @@ def _traced(
     return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _name(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)
