@@ -178,7 +178,7 @@ def quantize_together(requests: Sequence[Together]) -> tuple[Sequence[Pair], lis
     """
     if len(requests) > 1 and joins(requests):
         xs = [x for x, _, _ in requests]
-        if _is_traced():
+        if _is_traced() or any(_of_compiler(x) for x in xs):
             names = ",".join([recipe for _, recipe, _ in requests])
             made = torch.ops.layoutgemm.quantize_together(xs, names, [both for _, _, both in requests])
             return list(zip(made[::2], made[1::2])), []
@@ -197,8 +197,13 @@ def quantize_together(requests: Sequence[Together]) -> tuple[Sequence[Pair], lis
 def joins(requests: Sequence[Together]) -> bool:
     """True if one launch quantises these tensors: all but the largest are small."""
     sizes = [x.numel() for x, _, _ in requests]
-    plain = all(recipe in BY_KERNEL and type(x) in PLAIN for x, recipe, _ in requests)
+    plain = all(recipe in BY_KERNEL and (type(x) in PLAIN or _of_compiler(x)) for x, recipe, _ in requests)
     return plain and sum(sizes) - max(sizes) <= MOST_BESIDE
+
+
+def _of_compiler(x: torch.Tensor) -> bool:
+    """True for torch's functional and fake tensors. In torch 2.11 the compiler runs autograd's functions on them."""
+    return type(x).__module__.startswith("torch._subclasses.")
 
 
 def _by_one_launch(requests: Sequence[Together]) -> Sequence[Pair] | None:
