@@ -37,7 +37,7 @@ def test_one_version_one_license_one_repository():
 def test_one_oldest_torch():
     oldest = ".".join(map(str, OLDEST_TORCH))
     assert f'torch = ["torch>={oldest}"]' in PROJECT
-    for page in ("README.md", "docs/frameworks.md"):
+    for page in ("README.md", "docs/combinations.md"):
         assert f"torch {oldest} is the oldest" in text_of(page)
 
 
