@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import layoutgemm
+from layoutgemm.torch_op.problem import OLDEST_TORCH
 from tests.test_readme import SHELL, blocks, command_problem, commands
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,13 @@ def test_one_version_one_license_one_repository():
         r"https://github.com/layoutgemm/[\w-]+", PROJECT + citation + text_of(".github/ISSUE_TEMPLATE/config.yml")
     )
     assert set(addresses) == {REPOSITORY}
+
+
+def test_one_oldest_torch():
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    assert f'torch = ["torch>={oldest}"]' in PROJECT
+    for page in ("README.md", "docs/combinations.md"):
+        assert f"torch {oldest} is the oldest" in text_of(page)
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])

@@ -22,12 +22,12 @@ from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.launcher import cuda_driver, runtime_candidates
 from ..kernels.compile.sass import find_tool
+from ..torch_op.problem import OLDEST_TORCH
 from .arguments import add
 from .commands import Commands
 
 EXAMPLES = ("layoutgemm doctor --json  # status 1 where something is missing",)
 TESTED_DSL = "4.8.1"
-TORCH = (2, 6)
 OK, MISSING, NOTE = "ok", "missing", "note"
 ABSENT = "not installed"
 
@@ -167,8 +167,8 @@ def _gpus() -> Iterator[ReportLine]:
     built = f"CUDA {found.cuda}" if found.cuda else "built without CUDA"
     said = f"torch {found.version}, {built}"
     numbers = [int(part) for part in found.version.split("+")[0].split(".")[:2] if part.isdigit()]
-    if tuple(numbers) < TORCH:
-        yield ReportLine("torch", MISSING, said, f"pip install 'torch>={TORCH[0]}.{TORCH[1]}'")
+    if tuple(numbers) < OLDEST_TORCH:
+        yield ReportLine("torch", MISSING, said, f"pip install 'torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}'")
     elif not found.cuda:
         yield ReportLine("torch", MISSING, said, "install a build with CUDA: https://pytorch.org/get-started/locally")
     else:

@@ -68,7 +68,7 @@ def _key_by_all_arguments(operator: torch._ops.OpOverload) -> None:
     """
     known = getattr(torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator, "op_to_schema_info", {})
     if operator not in known:
-        raise OperandError(f"torch {torch.__version__} keeps sharding rules in another way: 2.6 to 2.13 are known")
+        raise OperandError(f"torch {torch.__version__} keeps sharding rules in another way: 2.6 to 2.14 are known")
     known[operator] = replace(known[operator], static_argnum=0)
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ _PARTS = ("forward", "backward", "inference")
 HOOKS = ("external_matmul", "post_grad_custom_post_pass")
 DEFAULT = tuple(name for name in PRODUCTS if name != "mm")
 _NOT_LAZY = "force_non_lazy_backward_lowering"
-_active: list[Registration] = []  # of all threads
+_active: list[Registration] = []  # of all threads, the latest last
 _MAX_SITES = 4096  # shapes that autotuning or generated code has asked for; beyond, all begin anew
 _sites: dict[tuple[object, ...], CallSite] = {}
 
@@ -58,7 +59,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
 
 def _first_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The product, or the refusals of `layoutgemm_matmul`."""
-    own = _of_thread()
+    own = _own()
     if own and a.device.type not in own[-1].devices:
         raise RuntimeError(f"layoutgemm does not compute on {a.device}: register(devices=) has {own[-1].on}")
     try:
@@ -108,11 +109,11 @@ class Registration:
         """Put back the configuration that register() found. Graphs that were compiled stay as they are."""
         if self._before is None:
             return
-        if self.thread is not threading.current_thread():
+        if hooks_of_threads() and self.thread is not threading.current_thread():
             raise OperandError(
                 f"register() was called in {self.thread.name}, and torch's hooks are a thread's: remove them there"
             )
-        if _of_thread()[-1] is not self:
+        if _own()[-1] is not self:
             raise OperandError("a later register() is active: unregister that first")
         config = config_with_hooks()
         for name, value in zip(HOOKS, self._before):
@@ -139,8 +140,8 @@ def register(
 ) -> Registration:
     """Let Inductor use layoutgemm in all that this thread compiles from here on, until `unregister()`.
 
-    torch's configuration is a thread's. Backward graphs, which autograd's threads would compile, are compiled beside
-    the forward.
+    torch's configuration is a thread's; in torch 2.11 the process's, and so are the hooks. Backward graphs, which
+    autograd's threads would compile, are compiled beside the forward.
 
     products  what the pass rewrites: addmm, bmm, _scaled_mm, _grouped_mm; "mm" too if named. A mm whose result goes
               into an activation is rewritten always. () for no pass
@@ -175,8 +176,8 @@ def _texts(given: object, what: str, known: Iterable[str]) -> frozenset[str]:
 
 
 def unregister() -> None:
-    """Remove the hooks of this thread's last register(). Raises OperandError without one."""
-    own = _of_thread()
+    """Remove the hooks of the last register() of this thread, or in torch 2.11 of any. Raises OperandError without."""
+    own = _own()
     if not own:
         others = ", ".join(sorted({each.thread.name for each in _active}))
         raise OperandError(
@@ -185,10 +186,18 @@ def unregister() -> None:
     own[-1].remove()
 
 
-def _of_thread() -> list[Registration]:
-    """The registrations of the current thread, the latest last."""
+@functools.cache
+def hooks_of_threads() -> bool:
+    """True where a thread has hooks of its own; False where torch has one configuration for all, as torch 2.11."""
+    import torch._inductor.config as config
+
+    return isinstance(getattr(config._config[HOOKS[1]], "user_override", None), ContextVar)
+
+
+def _own() -> list[Registration]:
+    """The registrations whose hooks the current thread has, the latest last."""
     here = threading.current_thread()
-    return [each for each in _active if each.thread is here]
+    return [each for each in _active if each.thread is here or not hooks_of_threads()]
 
 
 def config_with_hooks() -> ModuleType:

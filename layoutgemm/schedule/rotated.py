@@ -45,7 +45,6 @@ class Rotated(Schedule):
     axis: str = "M"
     name: str = "rank"
     fixed: int | None = None
-    along: str = field(default="M", init=False, repr=False)
 
     def __post_init__(self) -> None:
         settle(self, PlanError)

@@ -80,12 +80,12 @@ class GridCase(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule(HasPicture):
-    """An order of the tiles of any grid.
+    """An order of the tiles of any grid."""
 
-    along   "M" or "N": the dimension that runs fastest (within a group, where there are groups)
-    """
-
-    along: str = "M"
+    @property
+    def along(self) -> str:
+        """ "M" or "N": the dimension that runs fastest (within a group, where there are groups)."""
+        return "M"
 
     def __post_init__(self) -> None:
         if not isinstance(self.along, str) or self.along not in ("M", "N"):
@@ -173,6 +173,8 @@ class Linear(Schedule):
     True
     """
 
+    along: str = "M"
+
     def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return number % rows, number // rows
 
@@ -203,6 +205,7 @@ class Grouped(Schedule):
     'pieces, for every grid'
     """
 
+    along: str = "M"
     group: int = 8
     serpentine: bool = False
 
@@ -282,6 +285,7 @@ class Hilbert(Schedule):
     proven by induction over quadrants
     """
 
+    along: str = "M"
     # Of each of four orientations: which quadrant (row half, column half) the n-th quarter of the curve lies in, and
     # the orientation it has there.
     TURNS = (

@@ -15,7 +15,7 @@ grid, in a part of a diagonal block. Rows of tiles below it have every column, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +80,6 @@ class Triangular(Schedule):
     group: int = 4
     tile_shape: tuple[int, int] | None = None
     mirror: bool = False
-    along: str = field(default="M", init=False, repr=False)
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
@@ -88,7 +87,6 @@ class Triangular(Schedule):
             meant = nearest(self.half, HALVES)
             raise PlanError(f"half = {shown(self.half)}: {meant}known are {', '.join(map(repr, HALVES))}")
         as_int(self.group, "group", PlanError, 1, _MOST_ROWS)
-        object.__setattr__(self, "along", "M" if self.half == "lower" else "N")
         if self.tile_shape is None:
             return
         for extent in self.tile_shape:
@@ -105,6 +103,11 @@ class Triangular(Schedule):
                 f"{self.tile_shape[1]} elements: the transpose of a tile is then no tile. Such as tile=(128, 256), "
                 "cluster=(2, 1)"
             )
+
+    @property
+    def along(self) -> str:
+        """ "M" for the lower half: bands are rows of tiles; "N" for the upper one."""
+        return "M" if self.half == "lower" else "N"
 
     def on(self, tile: tuple[int, int]) -> Triangular:
         """The same order of tiles of that many elements."""

@@ -32,6 +32,7 @@ from ..moved import old_names
 
 __getattr__ = old_names(__name__)
 
+OLDEST_TORCH = (2, 6)
 Ints = tuple[int, ...]
 # Types that are multiplied, each with the types of C that may be asked for; the first is the default. 8-bit floats of
 # both kinds may meet in one product, and so may 8-bit integers.

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from ..errors import OperandError
 from ..kernels.sm80.plan import Sm80Config, Sm80Plan
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm100.plan import Sm100Config, Sm100Plan
-from .problem import C_TYPES
+from .problem import C_TYPES, OLDEST_TORCH
+
+
+def refuse_older(version: Any) -> None:
+    """Raise OperandError for a version of torch that is too old.
+
+    >>> refuse_older(torch.torch_version.TorchVersion("2.5.1+cu124"))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: torch 2.5.1+cu124: layoutgemm needs torch 2.6 or later; pip install 'torch>=2.6'
+    """
+    if version < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise OperandError(f"torch {version}: layoutgemm needs torch {oldest} or later; pip install 'torch>={oldest}'")
+
+
+refuse_older(torch.__version__)
 
 GroupsPlan = Sm80Plan | Sm90Plan | Sm100Plan  # of a product in groups, or with scales
 GroupsConfig = Sm80Config | Sm90Config | Sm100Config

@@ -102,10 +102,25 @@ def test_backward_graphs_are_compiled_in_the_thread_of_the_hooks() -> None:
     assert not functorch_config.force_non_lazy_backward_lowering
     with inductor.register(), inductor.register(["mm"]):
         assert functorch_config.force_non_lazy_backward_lowering
-        assert in_another_thread(lambda: config.post_grad_custom_post_pass) is None
+        found = in_another_thread(lambda: config.post_grad_custom_post_pass)
+        assert (found is None) is module.hooks_of_threads()
     assert not functorch_config.force_non_lazy_backward_lowering
 
 
+def test_hooks_of_the_process_are_removed_in_their_order_by_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 has one configuration for all threads: one that was put back too early came back with a later one."""
+    monkeypatch.setattr(module, "hooks_of_threads", lambda: False)
+    registered = inductor.register()
+    later = in_another_thread(lambda: inductor.register(["bmm"]))
+    with pytest.raises(OperandError, match=r"a later register\(\) is active: unregister that first"):
+        registered.remove()
+    in_another_thread(inductor.unregister)
+    assert later._before is None
+    registered.remove()
+    assert config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.skipif(not module.hooks_of_threads(), reason="torch has one configuration for all threads")
 def test_hooks_are_of_a_thread_and_removed_there() -> None:
     a, b, out = torch.ones(4, 16).bfloat16(), torch.ones(16, 8).bfloat16(), torch.empty(4, 8).bfloat16()
     with inductor.register() as registered:

@@ -105,6 +105,7 @@ def test_copies_and_compiled_modules_agree(make: Any) -> None:
         want = layer(x)
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             assert torch.equal(other(x), want)
+        torch._dynamo.reset()
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x), want)
     trained = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ ORDERS: list[Any] = [
 def test_an_order_is_read_back(number: int) -> None:
     order = ORDERS[number]
     assert order_of_text(order_text(order)) == order
+
+
+def test_positional_arguments_are_the_first_fields() -> None:
+    """Dynamo of torch 2.11 gives positional arguments to the first fields of a frozen class, `init` or not."""
+    for order in ORDERS[1:]:
+        assert all(each.init for each in fields(order)), type(order)
+    assert (Triangular("upper").along, Triangular().along, Rotated(Linear("N")).along) == ("N", "M", "M")
 
 
 def test_layouts_and_functions_are_schedules() -> None:

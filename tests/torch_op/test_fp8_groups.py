@@ -162,8 +162,8 @@ def test_autocast_and_what_is_kept() -> None:
     c.sum().backward()
     assert c.dtype == BF16 and left.grad.dtype == right.grad.dtype == F32
     for a, b, kept in ((x, right, [True, False]), (left, experts, [False, True])):
-        node = fp8_grouped_matmul(a, b, ends, multiple=128).grad_fn
-        assert [t is not None for t in node.saved_tensors[:2]] == kept
+        c = fp8_grouped_matmul(a, b, ends, multiple=128)  # in torch 2.11 its end frees what it saved
+        assert [t is not None for t in c.grad_fn.saved_tensors[:2]] == kept
 
 
 def test_the_compiler_takes_it_whole() -> None:

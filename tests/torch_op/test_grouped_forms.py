@@ -326,7 +326,8 @@ def test_only_what_is_asked_for_is_derived() -> None:
         assert not grouped_matmul(x, b, OFFSETS).requires_grad
     assert grouped_matmul(x, b, OFFSETS).requires_grad and not grouped_matmul(a, b, OFFSETS).requires_grad
     # an operand is kept for the other's gradient alone
-    assert [t is None for t in grouped_matmul(x, b, OFFSETS).grad_fn.saved_tensors] == [True, False, False]
+    c = grouped_matmul(x, b, OFFSETS)
+    assert [t is None for t in c.grad_fn.saved_tensors] == [True, False, False]
     y = b.clone().requires_grad_()
     c = grouped_matmul(a, y, OFFSETS)
     assert [t is None for t in c.grad_fn.saved_tensors] == [False, True, False]

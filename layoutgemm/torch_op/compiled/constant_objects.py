@@ -24,7 +24,8 @@ BY_ADDRESS = torch.__version__ < (2, 13)
 # What every torch makes a constant of. The items of a tuple may be a constant function's, which no trace looks at.
 _CONSTANTS = (
     bool, int, float, str, type(None), type, tuple, list, dict, enum.Enum, torch.dtype, torch.device, torch.Tensor,
-    types.FunctionType, types.CodeType, torch.SymInt, torch.SymFloat, torch.SymBool,
+    types.FunctionType, types.BuiltinFunctionType, types.CodeType, torch._ops.OpOverload, torch.SymInt, torch.SymFloat,
+    torch.SymBool,
 )  # fmt: skip
 
 
@@ -58,8 +59,8 @@ def constant_of_objects(function: F) -> F:
 
 
 def _is_constant(x: object) -> bool:
-    """True for what every torch makes a constant of; enumerations of C++, such as torch's ScalingType, have members."""
-    return isinstance(x, _CONSTANTS) or hasattr(type(x), "__members__")
+    """True for what every torch makes a constant of. No enumeration of C++, such as torch's ScalingType, is one."""
+    return isinstance(x, _CONSTANTS)
 
 
 def _object_at(address: object) -> object:

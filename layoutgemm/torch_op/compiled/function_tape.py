@@ -1,7 +1,8 @@
 """A function of symbols as torch.compile traces it: its operations on a tape.
 
 The tracer runs the function's code. So it guards all that the code reads: variables around it and of its module,
-defaults, attributes, items of lists. A value that changes is compiled anew; torch 2.11 misses attributes of a class.
+defaults, attributes, items of lists. A value that changes is compiled anew; torch 2.11 misses defaults and
+attributes of a class.
 As a constant of the tracer the function would be traced once, and the graph would keep the values of its first call.
 
     followed(function, parameters, ops_at, ...)   the tape as constants, which a constant function takes

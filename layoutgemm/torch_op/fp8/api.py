@@ -9,7 +9,6 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ...arguments import sees_unknown
-from ...graph_marks import constant_in_graphs
 from ..checks import (
     PLAIN,
     differentiated,
@@ -19,6 +18,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import check_kinds, refusal, refuse, refuse_unknown
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import (
@@ -178,7 +178,7 @@ def quantize_together(requests: Sequence[Together]) -> tuple[Sequence[Pair], lis
     """
     if len(requests) > 1 and joins(requests):
         xs = [x for x, _, _ in requests]
-        if _is_traced():
+        if _is_traced() or any(_of_compiler(x) for x in xs):
             names = ",".join([recipe for _, recipe, _ in requests])
             made = torch.ops.layoutgemm.quantize_together(xs, names, [both for _, _, both in requests])
             return list(zip(made[::2], made[1::2])), []
@@ -197,8 +197,13 @@ def quantize_together(requests: Sequence[Together]) -> tuple[Sequence[Pair], lis
 def joins(requests: Sequence[Together]) -> bool:
     """True if one launch quantises these tensors: all but the largest are small."""
     sizes = [x.numel() for x, _, _ in requests]
-    plain = all(recipe in BY_KERNEL and type(x) in PLAIN for x, recipe, _ in requests)
+    plain = all(recipe in BY_KERNEL and (type(x) in PLAIN or _of_compiler(x)) for x, recipe, _ in requests)
     return plain and sum(sizes) - max(sizes) <= MOST_BESIDE
+
+
+def _of_compiler(x: torch.Tensor) -> bool:
+    """True for torch's functional and fake tensors. In torch 2.11 the compiler runs autograd's functions on them."""
+    return type(x).__module__.startswith("torch._subclasses.")
 
 
 def _by_one_launch(requests: Sequence[Together]) -> Sequence[Pair] | None:
@@ -239,7 +244,7 @@ def _traced(
     return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _name(recipe: object) -> str:
     """The name of a recipe that has been checked: a constant to the compiler."""
     return recipe_text("recipe", recipe)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, copied, differentiated
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import check_number, named, refusal, refuse, refuse_finish
 from ..epilogue import arguments_beside, gate_of
 from ..indexed.grouped_rows import Options, checked_rows
@@ -160,7 +160,7 @@ def recipe_names(
     return _text(recipe_a, kind_a), _text(recipe_b, kind_b)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _text(recipe: object, kind: torch.dtype | None) -> str:
     """The name of a recipe that has been checked: a constant to the compiler. `kind`: of the scales."""
     return recipe_text("recipe", recipe, kind)

@@ -13,7 +13,6 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError
-from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
@@ -463,7 +462,7 @@ def _refusal_of_options(
     return next(filter(None, texts), "") or refusal("plain config", config)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _recipe_text(recipe: object, scale: torch.dtype | None = None) -> str:
     """The name of a recipe that has been checked: a constant to the compiler. `scale`: the type of the scales."""
     return recipe_text("recipe", recipe, scale)

@@ -69,7 +69,7 @@ class QuantizedOnce(Protocol):
 
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
-is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
+_EXPORTS = "_is_exporting_flag"  # of torch.compiler; absent in torch 2.6
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -246,6 +246,16 @@ def refuse_training(text: str, kind: type[OperandError] | type[TensorError] = Op
     raise kind(text)
 
 
+def is_exporting() -> bool:
+    """True within torch.export; in a torch that does not say so, within all of its compilers.
+
+    To Dynamo of torch 2.11 torch.compiler.is_exporting is True for torch.compile, too.
+    """
+    if hasattr(torch.compiler, _EXPORTS):
+        return bool(getattr(torch.compiler, _EXPORTS))
+    return torch.compiler.is_compiling()
+
+
 class _Fp8Product(torch.autograd.Function):
     """left @ right^T + bias of operands that are quantised for it. Its gradients are such products too.
 
@@ -412,7 +422,9 @@ def _gradients(
         asked: list[Together] = [(grad, BLOCK, True), (right.mT, recipes.b, False), (left.mT, BLOCK, False)]
         first, last = asked[: 2 if y is None else 1], asked[2:]
         together = joins([*first, *last])
-        [dy, turned, *xs], launches = quantize_together([*first, *last] if together else first)
+        made, launches = quantize_together([*first, *last] if together else first)
+        dy, turned, xs = made[0], made[1], list(made[2:])
+        del made  # which holds y's values
         steps = [] if steps is None else steps
         steps += launches
         made_left = _multiplied(dy, xs.pop(0) if y is None else y, recipes, of_left, steps=steps)
