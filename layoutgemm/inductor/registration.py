@@ -176,7 +176,10 @@ def _texts(given: object, what: str, known: Iterable[str]) -> frozenset[str]:
 
 
 def unregister() -> None:
-    """Remove the hooks of the last register() of this thread, or in torch 2.11 of any. Raises OperandError without."""
+    """Remove the hooks of the last register() of this thread.
+
+    In torch 2.11 it is the last of all threads. Raises OperandError without one.
+    """
     own = _own()
     if not own:
         others = ", ".join(sorted({each.thread.name for each in _active}))
@@ -188,7 +191,10 @@ def unregister() -> None:
 
 @functools.cache
 def hooks_of_threads() -> bool:
-    """True where a thread has hooks of its own; False where torch has one configuration for all, as torch 2.11."""
+    """True where a thread has hooks of its own.
+
+    False where torch has one configuration for all threads, as torch 2.11.
+    """
     import torch._inductor.config as config
 
     return isinstance(getattr(config._config[HOOKS[1]], "user_override", None), ContextVar)

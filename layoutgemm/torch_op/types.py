@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -15,7 +15,7 @@ from ..kernels.sm100.plan import Sm100Config, Sm100Plan
 from .problem import C_TYPES, OLDEST_TORCH
 
 
-def refuse_older(version: Any) -> None:
+def refuse_older(version: torch.torch_version.TorchVersion) -> None:
     """Raise OperandError for a version of torch that is too old.
 
     >>> refuse_older(torch.torch_version.TorchVersion("2.5.1+cu124"))

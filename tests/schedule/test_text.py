@@ -42,7 +42,7 @@ def test_an_order_is_read_back(number: int) -> None:
 
 
 def test_positional_arguments_are_the_first_fields() -> None:
-    """Dynamo of torch 2.11 gives positional arguments to the first fields of a frozen class, `init` or not."""
+    """Dynamo of torch 2.11 gives them to the first fields of a class, `init` or not."""
     for order in ORDERS[1:]:
         assert all(each.init for each in fields(order)), type(order)
     assert (Triangular("upper").along, Triangular().along, Rotated(Linear("N")).along) == ("N", "M", "M")

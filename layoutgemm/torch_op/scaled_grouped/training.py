@@ -247,9 +247,10 @@ def refuse_training(text: str, kind: type[OperandError] | type[TensorError] = Op
 
 
 def is_exporting() -> bool:
-    """True within torch.export; in a torch that does not say so, within all of its compilers.
+    """True within torch.export.
 
-    To Dynamo of torch 2.11 torch.compiler.is_exporting is True for torch.compile, too.
+    In a torch that does not say so, it is True within all of its compilers. To Dynamo of torch 2.11
+    torch.compiler.is_exporting is True for torch.compile, too.
     """
     if hasattr(torch.compiler, _EXPORTS):
         return bool(getattr(torch.compiler, _EXPORTS))

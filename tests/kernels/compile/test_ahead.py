@@ -144,7 +144,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_time_is_measured_where_nothing_runs_on_a_gpu() -> None:
-    """A result of tuning would be kept for the GPU that the emulated one is named after."""
+    """A result would be kept for the GPU that the emulated one is named after."""
     with compile_ahead(), pytest.raises(PlanError, match="tuning measures time, and within compile_ahead nothing"):
         layoutgemm.tune(64, 64, 64)
     with layoutgemm.emulated_gpu("hopper"):
