@@ -44,6 +44,7 @@ from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
 from .machine.textures import TextureOf
 from .machine.timeline import Timeline
+from .machine.unused_reads import RacingReads
 from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
@@ -71,6 +72,7 @@ class LaunchResult:
     suspects  reads of uninitialised memory by products; also in `findings` where a result depends on them
     timeline  activity of each warp and engine, where that was recorded
     printed   the text of its threads' printf, by block and thread
+    racing    its loads that race with stores, while it is not known whether a result depends on them
     """
 
     kernel: PtxKernel
@@ -84,6 +86,7 @@ class LaunchResult:
     suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
     printed: str = ""
+    racing: RacingReads | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         kept = [name for name, value in (("banks", self.counts.banks), ("timeline", self.timeline)) if value]
@@ -391,6 +394,8 @@ def _run_once(
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
         if watch.writers is not None:
             watch.writers.launch = number
+        if watch.reads is not None:
+            watch.reads.launch = number
         if machine.global_watch is not None:
             if launch.dependent:
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
@@ -424,8 +429,15 @@ def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> Launch
     return LaunchResult(
         launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
         [*notes, *machine.findings.found], seconds, machine.suspects.found,
-        machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
+        machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine), _racing(machine),
     )  # fmt: skip
+
+
+def _racing(machine: PtxMachine) -> RacingReads | None:
+    """The loads of a run that race with stores, or None."""
+    if not machine.racing or machine.global_watch is None:
+        return None
+    return RacingReads(frozenset(machine.racing), machine.global_watch, machine.operations)
 
 
 def _progress(name: str) -> Callable[[Progress], None]:
