@@ -269,6 +269,7 @@ def emulated_gpu(
     progress: bool = True,
     banks: bool = False,
     timeline: bool = False,
+    autotune: str = "first",
 ) -> Iterator[EmulatedGpu]:
     """An emulated GPU for code written for a real one. A context manager that gives what ran.
 
@@ -277,6 +278,7 @@ def emulated_gpu(
 
     arch      the GPU that code is compiled for, and told about: "sm_90a", "blackwell", (8, 0)
     policy, progress, banks, timeline  as for `emulate`, for each call
+    autotune  the configurations of Triton's autotuners that run: the "first" that compiles and fits, or "all"
 
     Raises PlanError for an architecture that is not known. Calls inside raise as `emulate` does.
 
@@ -285,7 +287,8 @@ def emulated_gpu(
     >>> gpu.ok, gpu.report()
     (True, 'emulated NVIDIA H100 80GB HBM3 (sm_90a): 0 launch(es), nothing found')
     """
-    with session(emulate, arch, policy=policy, progress=progress, banks=banks, timeline=timeline) as gpu:
+    options = {"policy": policy, "progress": progress, "banks": banks, "timeline": timeline}
+    with session(emulate, arch, autotune=autotune, **options) as gpu:
         yield gpu
 
 

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import PROGRAMS
+from ...arguments import PROGRAMS, shown
 from ...errors import EmulatorError
 from ..findings import joined
 from ..joined import all_joined
@@ -44,7 +44,7 @@ from .launcher import HostCall, HostStatusError
 from .libraries import cuda_libraries
 from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, marked, on_gpu, tensor_at
-from .triton_calls import TritonLaunch, triton_calls
+from .triton_calls import AUTOTUNE, TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -147,17 +147,21 @@ class EmulatedGpu:
 
 @contextmanager
 def session(
-    emulate: Emulate, arch: Arch | str | int | tuple[int, int], python: bool = True, **options: object
-) -> Iterator[EmulatedGpu]:
+    emulate: Emulate, arch: Arch | str | int | tuple[int, int], python: bool = True, autotune: str = "first",
+    **options: object,
+) -> Iterator[EmulatedGpu]:  # fmt: skip
     """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
-    python  whether code of Python uses it: torch, the DSL, JAX and Triton
+    python    whether code of Python uses it: torch, the DSL, JAX and Triton
+    autotune  the configurations of Triton's autotuners that run: "first" or "all"
 
     Raises EmulatorError while another thread has one.
     """
     from unittest import mock
 
     gpu = EmulatedGpu(GpuModel.of(arch))
+    if autotune not in AUTOTUNE:
+        raise EmulatorError(f"autotune={shown(autotune)}; it is one of {', '.join(map(repr, AUTOTUNE))}")
     if not _OPEN.acquire(blocking=False):
         raise EmulatorError(
             "another thread of this process has an emulated GPU, which all threads share: launch within that one, or "
@@ -207,7 +211,7 @@ def session(
         stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         if python:
-            stack.enter_context(_python(gpu, folder, launch))
+            stack.enter_context(_python(gpu, folder, launch, autotune))
             stack.enter_context(all_joined(gpu))
         stack.enter_context(memory_found_by(gpu.memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
@@ -215,7 +219,7 @@ def session(
 
 
 @contextmanager
-def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None], autotune: str) -> Iterator[None]:
     """Within it torch, the DSL, JAX, Triton and cuda.bindings use the emulated GPU."""
     from unittest import mock
 
@@ -231,7 +235,7 @@ def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Itera
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
-        stack.enter_context(triton_calls(gpu.device, gpu.launch))
+        stack.enter_context(triton_calls(gpu.device, gpu.launch, gpu.note, autotune))
         stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
         stack.enter_context(cuda_libraries(CudaRuntime(gpu.device, gpu.memory, gpu.launch, gpu.fatal), gpu.note))
         yield
