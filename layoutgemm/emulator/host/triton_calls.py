@@ -346,7 +346,9 @@ class DriverModule:
 
 @contextmanager
 def tuned_here(kind: Any, module: DriverModule, every: bool, note: Callable[[str], None]) -> Iterator[None]:
-    """Within it Triton's Autotuner `kind` keeps no times, and takes the first configuration that compiles and fits.
+    """Within it Triton's Autotuner `kind` takes the first configuration that compiles and fits.
+
+    It keeps no times on the disk, where a GPU would find them.
 
     every  run each configuration instead
     note   is told that others did not run
@@ -372,16 +374,15 @@ def tuned_here(kind: Any, module: DriverModule, every: bool, note: Callable[[str
         return spent
 
     def unkept(self: object, key: object, configurations: object, measure: Callable[[], object]) -> bool:
-        """Measure: the cache on the disk would give the emulator's times to a GPU."""
         measure()
         return False
 
-    new = (
-        {"check_disk_cache": unkept}
-        if every
-        else {"check_disk_cache": unkept, "_bench": tried, "prune_configs": pruned}
-    )
-    with mock.patch.multiple(kind, **{name: value for name, value in new.items() if hasattr(kind, name)}):
+    new: dict[str, object] = {"check_disk_cache": unkept}
+    if not every:
+        new |= {"_bench": tried, "prune_configs": pruned}
+    with ExitStack() as stack:
+        for name in [name for name in new if hasattr(kind, name)]:
+            stack.enter_context(mock.patch.object(kind, name, new[name]))
         yield
 
 
@@ -412,7 +413,7 @@ def triton_calls(
             else:
                 finder = _AfterImport(name, loaded)
                 sys.meta_path.insert(0, finder)
-                stack.callback(lambda found=finder: sys.meta_path.remove(found) if found in sys.meta_path else None)
+                stack.callback(finder.leave)
         yield
 
 
@@ -421,6 +422,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, name: str, loaded: Callable[[ModuleType], object]) -> None:
         self._name, self._loaded = name, loaded
+
+    def leave(self) -> None:
+        """Call it no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         """The module's own specification, whose loader calls the function."""

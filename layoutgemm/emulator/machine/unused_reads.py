@@ -48,7 +48,7 @@ class RacingReads:
 
 
 class ReplacedReads:
-    """Values in place of those that racing loads read, in a repeated run. `launch` is the number of the current one."""
+    """Other values for racing loads, in a repeated run. `launch` is the number of the current one."""
 
     def __init__(self, racing: Sequence[RacingReads | None], fill: int) -> None:
         self.racing, self.fill, self.launch = racing, fill, 0
@@ -56,7 +56,7 @@ class ReplacedReads:
     def replaced(
         self, fiber: Fiber, addresses: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.uint8]:
-        """The bytes [address, byte] of the fiber's current load, with the fill where another warp stored last."""
+        """The load's bytes [address, byte], with the fill where another warp stored last."""
         racing = self.racing[self.launch]
         assert fiber.ins is not None
         if racing is None or fiber.ins.pc not in racing.pcs:

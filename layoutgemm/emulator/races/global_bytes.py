@@ -534,7 +534,7 @@ class GlobalWatch:
 
     @staticmethod
     def _load(made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool) -> int | None:
-        """The pc of the load, where one of two accesses is a thread's load and the other a thread's store; or None."""
+        """The load's pc, where a thread's load meets a thread's store; else None."""
         if made.copying is not None or earlier.pc is None or wrote == writes:
             return None
         loads = made.fiber.ins.pc if wrote and made.fiber.ins is not None else earlier.pc
