@@ -287,8 +287,8 @@ def emulated_gpu(
     >>> gpu.ok, gpu.report()
     (True, 'emulated NVIDIA H100 80GB HBM3 (sm_90a): 0 launch(es), nothing found')
     """
-    options = {"policy": policy, "progress": progress, "banks": banks, "timeline": timeline}
-    with session(emulate, arch, autotune=autotune, **options) as gpu:
+    of_calls = {"policy": policy, "progress": progress, "banks": banks, "timeline": timeline}
+    with session(emulate, arch, True, autotune, **of_calls) as gpu:
         yield gpu
 
 

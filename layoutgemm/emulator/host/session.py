@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import PROGRAMS, shown
+from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
 from ..joined import all_joined
@@ -44,7 +44,7 @@ from .launcher import HostCall, HostStatusError
 from .libraries import cuda_libraries
 from .torch_device.streams import CAPTURES, asked_of, is_capturing
 from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, marked, on_gpu, tensor_at
-from .triton_calls import AUTOTUNE, TritonLaunch, triton_calls
+from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -152,16 +152,13 @@ def session(
 ) -> Iterator[EmulatedGpu]:  # fmt: skip
     """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
-    python    whether code of Python uses it: torch, the DSL, JAX and Triton
-    autotune  the configurations of Triton's autotuners that run: "first" or "all"
+    python, autotune  whether code of Python uses it: torch, the DSL, JAX and Triton; as for `triton_calls`
 
     Raises EmulatorError while another thread has one.
     """
     from unittest import mock
 
     gpu = EmulatedGpu(GpuModel.of(arch))
-    if autotune not in AUTOTUNE:
-        raise EmulatorError(f"autotune={shown(autotune)}; it is one of {', '.join(map(repr, AUTOTUNE))}")
     if not _OPEN.acquire(blocking=False):
         raise EmulatorError(
             "another thread of this process has an emulated GPU, which all threads share: launch within that one, or "
@@ -526,14 +523,15 @@ def _ends_statement(text: str) -> bool:
 
 def run_script(
     emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
-    runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
+    runner: Callable[[Callable[[], None]], None] | None = None, autotune: str = "first", **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`. A
     program of CUDA C++ (.cu), or its library (.so), runs as by the shell.
 
-    runner  calls the script: by default once
+    runner    calls the script: by default once
+    autotune  as for `session`
 
     Raises EmulatorError where the file or the module is not there, PlanError for an architecture that is not known.
     """
@@ -553,7 +551,7 @@ def run_script(
         if isinstance(path, Path) and path.suffix in PROGRAMS:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-program-"))
             program = library_of(path, GpuModel.of(arch).arch.name, Path(folder))
-        gpu = stack.enter_context(session(emulate, arch, program is None, **options))
+        gpu = stack.enter_context(session(emulate, arch, program is None, autotune, **options))
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(first), *sys.path]))
         code = path

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import EmulatorError
 from ..machine.tensor_map import from_driver, from_driver_im2col
@@ -345,7 +346,7 @@ class DriverModule:
 
 
 @contextmanager
-def tuned_here(kind: Any, module: DriverModule, every: bool, note: Callable[[str], None]) -> Iterator[None]:
+def tuned_here(kind: type, module: DriverModule, every: bool, note: Callable[[str], None]) -> Iterator[None]:
     """Within it Triton's Autotuner `kind` takes the first configuration that compiles and fits.
 
     It keeps no times on the disk, where a GPU would find them.
@@ -355,15 +356,15 @@ def tuned_here(kind: Any, module: DriverModule, every: bool, note: Callable[[str
     """
     from unittest import mock
 
-    bench, prune = kind._bench, kind.prune_configs
+    bench, prune = vars(kind)["_bench"], vars(kind)["prune_configs"]
     never = float("inf")
     chosen: dict[int, bool] = {}  # an autotuner that has its configuration -> whether times are lists
 
-    def pruned(self: Any, kwargs: object) -> Any:
+    def pruned(self: object, kwargs: object) -> object:
         chosen.pop(id(self), None)
         return prune(self, kwargs)
 
-    def tried(self: Any, *args: object, **more: object) -> Any:
+    def tried(self: object, *args: object, **more: object) -> object:
         if id(self) in chosen:
             note(FIRST)
             return [never] * 3 if chosen[id(self)] else never
@@ -398,6 +399,8 @@ def triton_calls(
     autotune  the configurations of an autotuned kernel that run: the "first" that compiles and fits, or "all"
     note      is told what did not run
     """
+    if autotune not in AUTOTUNE:
+        raise EmulatorError(f"autotune={shown(autotune)}; it is one of {', '.join(map(repr, AUTOTUNE))}")
     if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
         yield
         return

@@ -42,7 +42,7 @@ MORE_FILLS = 0, 0xC0
 
 
 def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[L]:
-    """The launches of `run` in `memory`, with the `suspects` and the races that affect a result as findings."""
+    """The launches of `run`; `suspects` and races that affect a result are findings."""
     before = memory.contents()
     launches = demoted(run, run(policy, watch), before, memory, policy)
     if not any(launch.suspects for launch in launches):
