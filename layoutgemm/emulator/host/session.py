@@ -47,7 +47,7 @@ from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, marked, on_
 from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
-    from ...arch import Arch
+    from ...arch import ArchName
     from ..api import Emulation
     from ..findings import Finding
 
@@ -147,9 +147,8 @@ class EmulatedGpu:
 
 @contextmanager
 def session(
-    emulate: Emulate, arch: Arch | str | int | tuple[int, int], python: bool = True, autotune: str = "first",
-    **options: object,
-) -> Iterator[EmulatedGpu]:  # fmt: skip
+    emulate: Emulate, arch: ArchName, python: bool = True, autotune: str = "first", **options: object
+) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
     python, autotune  whether code of Python uses it: torch, the DSL, JAX and Triton; as for `triton_calls`
@@ -522,7 +521,7 @@ def _ends_statement(text: str) -> bool:
 
 
 def run_script(
-    emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
+    emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: ArchName,
     runner: Callable[[Callable[[], None]], None] | None = None, autotune: str = "first", **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
