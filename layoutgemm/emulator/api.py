@@ -72,7 +72,6 @@ class LaunchResult:
     suspects  reads of uninitialised memory by products; also in `findings` where a result depends on them
     timeline  activity of each warp and engine, where that was recorded
     printed   the text of its threads' printf, by block and thread
-    racing    its loads that race with stores, while it is not known whether a result depends on them
     """
 
     kernel: PtxKernel
@@ -86,6 +85,7 @@ class LaunchResult:
     suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
     printed: str = ""
+    # Loads that race with stores, while it is not known whether a result depends on them.
     racing: RacingReads | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -274,11 +274,11 @@ def emulated_gpu(
     """An emulated GPU for code written for a real one. A context manager that gives what ran.
 
     Inside, torch's "cuda" tensors lie in CPU memory; calls of compiled functions and of `@cute.jit` functions run in
-    the emulator; streams, events and device queries answer. Products of 16-bit floats by torch are summed in float32.
+    the emulator; streams, events and device queries answer.
 
     arch      the GPU that code is compiled for, and told about: "sm_90a", "blackwell", (8, 0)
     policy, progress, banks, timeline  as for `emulate`, for each call
-    autotune  the configurations of Triton's autotuners that run: the "first" that compiles and fits, or "all"
+    autotune  configurations of Triton's autotuners: the "first" that fits, or "all"
 
     Raises PlanError for an architecture that is not known. Calls inside raise as `emulate` does.
 
