@@ -23,6 +23,7 @@ from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
 from ..emulator.host.arguments import PackedArray
 from ..emulator.host.session import run_script
+from ..emulator.host.triton_calls import AUTOTUNE
 from ..emulator.machine.launch import Policy
 from ..emulator.mutation.api import mutate_ptx
 from ..emulator.mutation.run import on_terminal
@@ -94,6 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lanes", choices=("strict", "converged", "off"), default="converged",
         help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
+    )  # fmt: skip
+    parser.add_argument(
+        "--autotune", choices=AUTOTUNE, default="first",
+        help="configurations of Triton's autotuners that run: the first that compiles and fits (%(default)s), or all",
     )  # fmt: skip
     parser.add_argument("--seed", type=_seed, default=0, help="of random arrays (%(default)s)")
     parser.add_argument(
@@ -203,7 +208,7 @@ _OF_PTX: dict[str, Any] = {
 }  # fmt: skip
 
 
-_OF_SCRIPTS: dict[str, object] = {"arch": "sm_90a", "ranks": 1}
+_OF_SCRIPTS: dict[str, object] = {"arch": "sm_90a", "ranks": 1, "autotune": "first"}
 
 
 def _script(args: argparse.Namespace) -> int:
@@ -218,7 +223,7 @@ def _script(args: argparse.Namespace) -> int:
         )
     options = {
         "policy": replace(args.order, lanes=args.lanes), "banks": args.banks, "timeline": _timed(args),
-        "progress": sys.stderr.isatty(),
+        "progress": sys.stderr.isatty(), "autotune": args.autotune,
     }  # fmt: skip
     if args.ranks > 1:
         done = run_ranks(script, args.script, args.arch, args.ranks, **options)

@@ -44,6 +44,7 @@ from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
 from .machine.textures import TextureOf
 from .machine.timeline import Timeline
+from .machine.unused_reads import RacingReads
 from .machine.unwritten_memory import settled
 from .ops import program_of
 from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
@@ -84,6 +85,8 @@ class LaunchResult:
     suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
     printed: str = ""
+    # Loads that race with stores, while it is not known whether a result depends on them.
+    racing: RacingReads | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         kept = [name for name, value in (("banks", self.counts.banks), ("timeline", self.timeline)) if value]
@@ -266,14 +269,16 @@ def emulated_gpu(
     progress: bool = True,
     banks: bool = False,
     timeline: bool = False,
+    autotune: str = "first",
 ) -> Iterator[EmulatedGpu]:
     """An emulated GPU for code written for a real one. A context manager that gives what ran.
 
     Inside, torch's "cuda" tensors lie in CPU memory; calls of compiled functions and of `@cute.jit` functions run in
-    the emulator; streams, events and device queries answer. Products of 16-bit floats by torch are summed in float32.
+    the emulator; streams, events and device queries answer.
 
     arch      the GPU that code is compiled for, and told about: "sm_90a", "blackwell", (8, 0)
     policy, progress, banks, timeline  as for `emulate`, for each call
+    autotune  configurations of Triton's autotuners: the "first" that fits, or "all"
 
     Raises PlanError for an architecture that is not known. Calls inside raise as `emulate` does.
 
@@ -282,7 +287,8 @@ def emulated_gpu(
     >>> gpu.ok, gpu.report()
     (True, 'emulated NVIDIA H100 80GB HBM3 (sm_90a): 0 launch(es), nothing found')
     """
-    with session(emulate, arch, policy=policy, progress=progress, banks=banks, timeline=timeline) as gpu:
+    of_calls = {"policy": policy, "progress": progress, "banks": banks, "timeline": timeline}
+    with session(emulate, arch, True, autotune, **of_calls) as gpu:
         yield gpu
 
 
@@ -391,6 +397,8 @@ def _run_once(
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
         if watch.writers is not None:
             watch.writers.launch = number
+        if watch.reads is not None:
+            watch.reads.launch = number
         if machine.global_watch is not None:
             if launch.dependent:
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
@@ -424,8 +432,15 @@ def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> Launch
     return LaunchResult(
         launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
         [*notes, *machine.findings.found], seconds, machine.suspects.found,
-        machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
+        machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine), _racing(machine),
     )  # fmt: skip
+
+
+def _racing(machine: PtxMachine) -> RacingReads | None:
+    """The loads of a run that race with stores, or None."""
+    if not machine.racing or machine.global_watch is None:
+        return None
+    return RacingReads(frozenset(machine.racing), machine.global_watch, machine.operations)
 
 
 def _progress(name: str) -> Callable[[Progress], None]:

@@ -129,7 +129,7 @@ class RankLaunches:
 
 def run_ranks(
     path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], ranks: int,
-    policy: Policy | None = None, **options: object,
+    policy: Policy | None = None, autotune: str = "first", **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as torchrun would, each rank on an emulated GPU.
 
@@ -151,7 +151,7 @@ def run_ranks(
             stack.enter_context(mock.patch.object(ExecutableGraph, "runs", launches.replay))
             together.run(lambda rank: body(), gpu_mode)
 
-    done = run_script(launches.emulate, path, arguments, arch, runner=runner, policy=policy, **options)
+    done = run_script(launches.emulate, path, arguments, arch, runner, autotune, policy=policy, **options)
     if isinstance(done.error, EmulatorError) and done.error not in done.gpu.fatal:
         done.gpu.fatal.append(done.error)
     return done

@@ -55,6 +55,7 @@ class Finding:
     role     of the warp, by what it does (`machine/roles.py`)
     orders   one sentence: what would order the two accesses, or remove the finding
     also     of lint: the other instructions with the same cause, as of an unrolled loop
+    reads    of a race of a load with a store in global memory: the load's pc
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Finding:
     role: str = ""
     orders: str = ""
     also: tuple[Site, ...] = ()
+    reads: int | None = None
 
     @property
     def alike(self) -> tuple[str, str, str]:
@@ -175,7 +177,8 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, unless the same instruction had one of the same kind."""
-        what = finding.orders if finding.kind == LINT else ""  # lints of one instruction differ by their remedies
+        # Lints of one instruction differ by their remedies; races that may prove harmless hide no others.
+        what = finding.orders if finding.kind == LINT else "" if finding.reads is None else "reads"
         key = (finding.kind, finding.line, what if finding.line else PLACE.sub("", finding.message))
         self.times[key] += 1
         if self.times[key] == 1:

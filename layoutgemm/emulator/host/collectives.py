@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...arguments import shown
 from ...errors import EmulatorError
@@ -18,6 +19,12 @@ from .ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+# Functions of torch.distributed that ranks of the emulator do not have.
+UNSUPPORTED = (
+    "send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "reduce_scatter",
+    "all_to_all", "new_group",
+)  # fmt: skip
 
 
 class HostGroup:
@@ -54,6 +61,7 @@ class Collectives:
             "get_backend": lambda group=None: "nccl", "barrier": lambda *x, **y: ranks.together("barrier") and None,
             "all_reduce": self.all_reduce, "all_gather": self.all_gather, "broadcast": self.broadcast,
             "all_gather_into_tensor": self.all_gather_into_tensor, "all_gather_object": self.all_gather_object,
+            **{name: partial(_refused, name) for name in UNSUPPORTED}, "all_to_all_single": self.all_to_all_single,
             "reduce_scatter_tensor": self.reduce_scatter_tensor, "broadcast_object_list": self.broadcast_object_list,
         }  # fmt: skip
 
@@ -124,6 +132,27 @@ class Collectives:
         """One rank's objects."""
         values[:] = self.ranks.together("broadcast_object_list", list(values))[src]
 
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None, group: object = None, async_op: bool = False,
+    ) -> _Done | None:  # fmt: skip
+        """Rows from each rank, in the order of the ranks. Raises EmulatorError where the parts do not fit."""
+        count, own = self.ranks.count, self.ranks.current
+        if not input_split_sizes and len(input) % count:
+            raise EmulatorError(f"all_to_all_single: {len(input)} rows are not {count} equal parts")
+        sizes = list(input_split_sizes or [len(input) // count] * count)
+        if len(sizes) != count or sum(sizes) != len(input):
+            raise EmulatorError(f"all_to_all_single: parts of {sizes} rows for {count} ranks, of {len(input)} rows")
+        every = self.ranks.together("all_to_all_single", input.clone().split(sizes))
+        parts = [parts[own] for parts in every]
+        wanted = list(output_split_sizes or [len(output) // count] * count)
+        if [len(part) for part in parts] != wanted or sum(wanted) != len(output):
+            raise EmulatorError(
+                f"all_to_all_single: rank {own} gets {[len(part) for part in parts]} rows, not {wanted}"
+            )
+        output.copy_(self.torch.cat(parts).view(output.shape))
+        return _Done() if async_op else None
+
     def reduce_scatter_tensor(
         self, into: Tensor, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False
     ) -> _Done | None:
@@ -132,6 +161,13 @@ class Collectives:
         found = self._reduced(self.ranks.together("reduce_scatter_tensor", tensor.clone()), op)
         into.copy_(found.chunk(self.ranks.count)[self.ranks.current].view(into.shape))
         return _Done() if async_op else None
+
+
+def _refused(name: str, *args: object, **named: object) -> NoReturn:
+    """A function of `UNSUPPORTED`."""
+    raise EmulatorError(
+        f"torch.distributed.{name} does not run with --ranks: all_to_all_single, all_gather and all_reduce do"
+    )
 
 
 class _Done:

@@ -47,7 +47,7 @@ from .torch_device.tensors import GpuCapsule, cuda_device, gpu_mode, marked, on_
 from .triton_calls import TritonLaunch, triton_calls
 
 if TYPE_CHECKING:
-    from ...arch import Arch
+    from ...arch import ArchName
     from ..api import Emulation
     from ..findings import Finding
 
@@ -147,11 +147,11 @@ class EmulatedGpu:
 
 @contextmanager
 def session(
-    emulate: Emulate, arch: Arch | str | int | tuple[int, int], python: bool = True, **options: object
+    emulate: Emulate, arch: ArchName, python: bool = True, autotune: str = "first", **options: object
 ) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
-    python  whether code of Python uses it: torch, the DSL, JAX and Triton
+    python, autotune  whether code of Python uses it: torch, the DSL, JAX and Triton; as for `triton_calls`
 
     Raises EmulatorError while another thread has one.
     """
@@ -207,7 +207,7 @@ def session(
         stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         if python:
-            stack.enter_context(_python(gpu, folder, launch))
+            stack.enter_context(_python(gpu, folder, launch, autotune))
             stack.enter_context(all_joined(gpu))
         stack.enter_context(memory_found_by(gpu.memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
@@ -215,7 +215,7 @@ def session(
 
 
 @contextmanager
-def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None], autotune: str) -> Iterator[None]:
     """Within it torch, the DSL, JAX, Triton and cuda.bindings use the emulated GPU."""
     from unittest import mock
 
@@ -231,7 +231,7 @@ def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Itera
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
-        stack.enter_context(triton_calls(gpu.device, gpu.launch))
+        stack.enter_context(triton_calls(gpu.device, gpu.launch, gpu.note, autotune))
         stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
         stack.enter_context(cuda_libraries(CudaRuntime(gpu.device, gpu.memory, gpu.launch, gpu.fatal), gpu.note))
         yield
@@ -521,15 +521,16 @@ def _ends_statement(text: str) -> bool:
 
 
 def run_script(
-    emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
-    runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
+    emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: ArchName,
+    runner: Callable[[Callable[[], None]], None] | None = None, autotune: str = "first", **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`. A
     program of CUDA C++ (.cu), or its library (.so), runs as by the shell.
 
-    runner  calls the script: by default once
+    runner    calls the script: by default once
+    autotune  as for `session`
 
     Raises EmulatorError where the file or the module is not there, PlanError for an architecture that is not known.
     """
@@ -549,7 +550,7 @@ def run_script(
         if isinstance(path, Path) and path.suffix in PROGRAMS:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-program-"))
             program = library_of(path, GpuModel.of(arch).arch.name, Path(folder))
-        gpu = stack.enter_context(session(emulate, arch, program is None, **options))
+        gpu = stack.enter_context(session(emulate, arch, program is None, autotune, **options))
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(first), *sys.path]))
         code = path

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
+from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import EmulatorError
 from ..machine.tensor_map import from_driver, from_driver_im2col
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ..ptx.parser import Parameter, PtxKernel
     from .devices import GpuModel
 
-DRIVER = "triton.backends.nvidia.driver"
+DRIVER, AUTOTUNER = "triton.backends.nvidia.driver", "triton.runtime.autotuner"
 CONSTEXPR, KERNEL, TUPLE = range(3)  # kinds of an argument, as the C module numbers them
 _LAUNCHER = (
     "CudaUtils",
@@ -49,6 +50,11 @@ _LAUNCHER = (
 _COMPILED = ("CudaUtils", "CudaLauncher", "CudaDriver", "make_launcher", "compile_module_from_src")  # Triton 3.5, 3.6
 _FIRST_ARGUMENTS = (
     "iiiKKppOOOOOO"  # what such a launcher takes before a kernel's arguments, as Python's C interface writes it
+)
+AUTOTUNE = ("first", "all")  # configurations of an autotuned kernel that run
+FIRST = (
+    "autotuned kernels of Triton ran with the first configuration that compiles and fits the GPU; --autotune all "
+    '(emulated_gpu(autotune="all")) runs each once'
 )
 _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "fp16": "<e"}
 
@@ -236,6 +242,7 @@ class DriverModule:
     def __init__(self, device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> None:
         self._device, self._launch = device, launch
         self._loading: OwnStack[TritonKernel] = OwnStack()  # compiled kernels whose handles are made now
+        self._choosing: OwnStack[object] = OwnStack()  # autotuners whose configurations are only compiled now
         self._kernels: dict[int, PtxKernel] = {}
         self._loaded: list[TritonKernel] = []  # kept, so that no other gets the number of one
 
@@ -247,6 +254,15 @@ class DriverModule:
             yield
         finally:
             self._loading.items.pop()
+
+    @contextmanager
+    def choosing(self, autotuner: object) -> Iterator[None]:
+        """Within it this thread's kernels are compiled and not launched."""
+        self._choosing.items.append(autotuner)
+        try:
+            yield
+        finally:
+            self._choosing.items.pop()
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[object, object, int, int, int]:
         """Module, function, registers, spills and the most threads; the function is the compiled kernel."""
@@ -309,7 +325,7 @@ class DriverModule:
         annotations: Sequence[KernelArg], signature: Sequence[str], values: Sequence[object],
     ) -> None:  # fmt: skip
         """Launch a kernel, between the hooks of a profiler."""
-        if 0 in (x, y, z):
+        if 0 in (x, y, z) or self._choosing.items:
             return
         if enter is not None:
             enter(metadata)
@@ -330,31 +346,90 @@ class DriverModule:
 
 
 @contextmanager
-def triton_calls(device: GpuModel, launch: Callable[[TritonLaunch, int], None]) -> Iterator[None]:
-    """Within it `launch` gets Triton's launches and their streams, also where Triton is imported later."""
+def tuned_here(kind: type, module: DriverModule, every: bool, note: Callable[[str], None]) -> Iterator[None]:
+    """Within it Triton's Autotuner `kind` takes the first configuration that compiles and fits.
+
+    It keeps no times on the disk, where a GPU would find them.
+
+    every  run each configuration instead
+    note   is told that others did not run
+    """
+    from unittest import mock
+
+    bench, prune = vars(kind)["_bench"], vars(kind)["prune_configs"]
+    never = float("inf")
+    chosen: dict[int, bool] = {}  # an autotuner that has its configuration -> whether times are lists
+
+    def pruned(self: object, kwargs: object) -> object:
+        chosen.pop(id(self), None)
+        return prune(self, kwargs)
+
+    def tried(self: object, *args: object, **more: object) -> object:
+        if id(self) in chosen:
+            note(FIRST)
+            return [never] * 3 if chosen[id(self)] else never
+        with module.choosing(self):
+            spent = bench(self, *args, **more)
+        if (spent[0] if isinstance(spent, Sequence) else spent) != never:
+            chosen[id(self)] = isinstance(spent, Sequence)
+        return spent
+
+    def unkept(self: object, key: object, configurations: object, measure: Callable[[], object]) -> bool:
+        measure()
+        return False
+
+    new: dict[str, object] = {"check_disk_cache": unkept}
+    if not every:
+        new |= {"_bench": tried, "prune_configs": pruned}
+    with ExitStack() as stack:
+        for name in [name for name in new if hasattr(kind, name)]:
+            stack.enter_context(mock.patch.object(kind, name, new[name]))
+        yield
+
+
+@contextmanager
+def triton_calls(
+    device: GpuModel,
+    launch: Callable[[TritonLaunch, int], None],
+    note: Callable[[str], None] = lambda text: None,
+    autotune: str = "first",
+) -> Iterator[None]:
+    """Within it `launch` gets Triton's launches and their streams, also where Triton is imported later.
+
+    autotune  the configurations of an autotuned kernel that run: the "first" that compiles and fits, or "all"
+    note      is told what did not run
+    """
+    if autotune not in AUTOTUNE:
+        raise EmulatorError(f"autotune={shown(autotune)}; it is one of {', '.join(map(repr, AUTOTUNE))}")
     if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
         yield
         return
     with ExitStack() as stack:
         module = DriverModule(device, launch)
-
-        def loaded(driver: ModuleType) -> None:
-            stack.enter_context(_driven(driver, module))
-
-        if DRIVER in sys.modules:
-            loaded(sys.modules[DRIVER])
-        else:
-            finder = _AfterImport(DRIVER, loaded)
-            sys.meta_path.insert(0, finder)
-            stack.callback(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+        when_loaded: dict[str, Callable[[ModuleType], object]] = {
+            DRIVER: lambda driver: stack.enter_context(_driven(driver, module)),
+            AUTOTUNER: lambda tuner: stack.enter_context(tuned_here(tuner.Autotuner, module, autotune == "all", note)),
+        }
+        for name, loaded in when_loaded.items():
+            if name in sys.modules:
+                loaded(sys.modules[name])
+            else:
+                finder = _AfterImport(name, loaded)
+                sys.meta_path.insert(0, finder)
+                stack.callback(finder.leave)
         yield
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function when a module has been imported."""
 
-    def __init__(self, name: str, loaded: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, loaded: Callable[[ModuleType], object]) -> None:
         self._name, self._loaded = name, loaded
+
+    def leave(self) -> None:
+        """Call it no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         """The module's own specification, whose loader calls the function."""

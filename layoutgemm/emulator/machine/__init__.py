@@ -7,6 +7,7 @@ tensor_map, textures  the 128 bytes of a tensor map; arrays that are addressed b
 devices               several GPUs and the copies between them
 deadlocks             the report of a deadlock
 uninitialized, unwritten_memory   results that depend on registers or bytes that were never written
+unused_reads          races of loads whose values affect no result
 bank_counts, sector_counts   wavefronts of shared memory; sectors of global memory
 last_writers          who wrote bytes that two orders of events leave different
 timeline              activity of warps and engines

@@ -396,7 +396,8 @@ class PtxMachine:
         self.banks = BankCounter() if watch.banks else None
         self.sectors = SectorCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
-        self.writers = watch.writers
+        self.writers, self.replaced_reads = watch.writers, watch.reads
+        self.racing: set[int] = set()  # pcs of loads from global memory that race with stores
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
         self.compared = ComparedSwizzles()
@@ -562,10 +563,11 @@ class PtxMachine:
         suspect: bool = False,
         orders: str = "",
         cta: Cta | None = None,
+        reads: int | None = None,
     ) -> None:
         """Report a finding or a suspect; the run goes on until the limit of findings.
 
-        orders  its remedy; cta: the block, where no fiber did it
+        orders  its remedy; cta: the block, where no fiber did it; reads: the pc of a load that races with a store
         """
         block = fiber.cta if fiber is not None else cta
         ins = ins or (fiber.ins if fiber is not None else None)
@@ -580,6 +582,7 @@ class PtxMachine:
                 fiber.warp.number if fiber else None,
                 fiber.lanes if fiber else 0,
                 orders=orders or REMEDIES.get(kind, ""),
+                reads=reads,
             )
         )
         if self.findings.full:
@@ -588,7 +591,9 @@ class PtxMachine:
 
     def conflict(self, found: Conflict, fiber: Fiber) -> None:
         """Report two accesses that nothing orders."""
-        self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders)
+        if found.reads is not None:
+            self.racing.add(found.reads)
+        self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders, reads=found.reads)
         if found.also is not None:
             self.conflict(found.also, fiber)
 

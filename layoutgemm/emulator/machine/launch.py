@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ...arguments import as_int, settle, shown
 from ...atoms.tma.rules import TensorMap
@@ -11,6 +12,9 @@ from ...errors import EmulatorError
 from ..ptx.values import FULL, LANE, LANES, M32, M64, Value
 from .last_writers import LastWriters
 from .memory import POISON, GlobalMemory
+
+if TYPE_CHECKING:
+    from .unused_reads import ReplacedReads
 
 MULTIPROCESSORS = 132  # machine facts that kernels read: an H200's SM count, which sizes persistent grids
 Triple = tuple[int, int, int]
@@ -120,11 +124,13 @@ class Watch:
     banks     wavefronts of shared memory, instruction by instruction (`emulator/machine/bank_counts.py`)
     timeline  activity of each warp and engine over time (`timeline.py`)
     writers   the last writes to some bytes of global memory (`last_writers.py`)
+    reads     values in place of those that some loads read (`unused_reads.py`)
     """
 
     banks: bool = False
     timeline: bool = False
     writers: LastWriters | None = None
+    reads: ReplacedReads | None = None
 
 
 @dataclass(frozen=True)

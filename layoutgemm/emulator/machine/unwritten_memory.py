@@ -24,6 +24,7 @@ from ..findings import Finding
 from .interpreter import PRODUCTS
 from .launch import Policy, Watch
 from .memory import POISON, GlobalMemory, MemorySnapshot
+from .unused_reads import RacingReads, demoted
 
 
 class LaunchFindings(Protocol):
@@ -31,6 +32,7 @@ class LaunchFindings(Protocol):
 
     findings: list[Finding]
     suspects: list[Finding]
+    racing: RacingReads | None
 
 
 L = TypeVar("L", bound=LaunchFindings)
@@ -40,9 +42,9 @@ MORE_FILLS = 0, 0xC0
 
 
 def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[L]:
-    """The launches of `run` in `memory`, with the `suspects` that affect a result as findings."""
+    """The launches of `run`; `suspects` and races that affect a result are findings."""
     before = memory.contents()
-    launches = run(policy, watch)
+    launches = demoted(run, run(policy, watch), before, memory, policy)
     if not any(launch.suspects for launch in launches):
         return launches
     after = memory.contents()

@@ -331,7 +331,8 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         count_sectors(fiber, ins, offsets, size)
         for at in form.elements or (0,):
             _read_global(fiber, ins, form, offsets + at, form.bytes if form.elements else size, lanes)
-        return machine.launch.memory.read(offsets, size)
+        raw = machine.launch.memory.read(offsets, size)
+        return raw if machine.replaced_reads is None else machine.replaced_reads.replaced(fiber, offsets, raw)
     cta.shared.check(offsets, size, ins.opcode)
     if form.elements:
         for at in form.elements:

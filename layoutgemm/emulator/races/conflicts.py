@@ -89,12 +89,14 @@ class Conflict:
     orders   one sentence: the instructions that would order them
     lint     True if practice or PTX's word, one of the two, does order them
     also     a lint beside it
+    reads    the pc of the one that is a load from global memory, if the other is a store; else None
     """
 
     message: str
     orders: str
     lint: bool = False
     also: Conflict | None = None
+    reads: int | None = None
 
     def __str__(self) -> str:
         return self.message

@@ -79,6 +79,7 @@ class GlobalAccess(NamedTuple):
     event         of a copy whose end the ledger of its cluster knows of, or None
     asynchronous  whether it is of the async proxy
     text          its `str` says what it is: few are ever asked
+    pc            of a thread's own load or store, or None
     """
 
     warp: Warp
@@ -86,6 +87,7 @@ class GlobalAccess(NamedTuple):
     event: MemoryEvent | None
     asynchronous: bool
     text: object
+    pc: int | None
 
     @property
     def what(self) -> str:
@@ -310,6 +312,19 @@ class GlobalWatch:
                 return Conflict(f"{message}; nothing orders them: {POLLED}", FLAG, not self.strict)
         return None
 
+    def stored_elsewhere(self, fiber: Fiber, addresses: Addresses, size: int) -> npt.NDArray[np.bool_]:
+        """[address] whether a warp other than the fiber's stored one of its `size` bytes last."""
+        own = fiber.cta.coordinate, fiber.warp.number
+        found = np.zeros(len(addresses), bool)
+        for row, first in enumerate(addresses.tolist()):
+            for at in range(first, first + size):
+                page = self.pages.get(at >> PAGE_BITS)
+                number = 0 if page is None or page.writers is None else int(page.writers[at & PAGE - 1])
+                last = self.accesses[number]
+                if last is not None and (last.warp.cta.coordinate, last.warp.number) != own:
+                    found[row] = True
+        return found
+
     def written_by(self, addresses: Addresses, size: int) -> str | None:
         """The text of an access that wrote one of these bytes, or None."""
         return self.touched_by(addresses, size, False)
@@ -449,7 +464,8 @@ class GlobalWatch:
             found = self.numbers[stamp, pc] = len(self.accesses)
             event, of_engine = (None, False) if copying is None else (copying.event, copying.asynchronous)
             text = what.now() if isinstance(what, SaidAccess) else what()
-            self.accesses.append(GlobalAccess(warp, stamp, event, of_engine, text))
+            own = pc if copying is None else None
+            self.accesses.append(GlobalAccess(warp, stamp, event, of_engine, text, own))
         return found
 
     def _race(
@@ -512,9 +528,17 @@ class GlobalWatch:
             )
             says = f"{message}; {why}" if lacks in (UNFENCED, SHUFFLED) else f"{message}; nothing orders them: {why}"
             if not lint:
-                return Conflict(says, orders)
+                return Conflict(says, orders, reads=self._load(made, earlier, wrote, writes))
             doubt = doubt or Conflict(says, orders, True)
         return doubt
+
+    @staticmethod
+    def _load(made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool) -> int | None:
+        """The load's pc, where a thread's load meets a thread's store; else None."""
+        if made.copying is not None or earlier.pc is None or wrote == writes:
+            return None
+        loads = made.fiber.ins.pc if wrote and made.fiber.ins is not None else earlier.pc
+        return loads if made.fiber.machine.program.kernel.instructions[loads].words[0] == "ld" else None
 
     def _lacking(
         self, made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool, lacks: str,

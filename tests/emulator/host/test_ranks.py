@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.cli.main import main
+from layoutgemm.emulator.host.collectives import UNSUPPORTED, Collectives
 from layoutgemm.emulator.host.ranks import Ranks
 from layoutgemm.errors import EmulatorError
 from tests import needs
@@ -50,6 +51,37 @@ def test_a_failure_ends_the_other_ranks() -> None:
 
     with pytest.raises(ZeroDivisionError, match="here"):
         ranks.run(body)
+
+
+def test_all_to_all_of_equal_and_other_parts() -> None:
+    torch = needs.module("torch")
+    ranks = Ranks(2)
+    of = Collectives(torch, ranks)
+    got = {}
+
+    def body(rank: int) -> None:
+        rows, even = torch.arange(6.0) + 10 * rank, torch.empty(6)
+        of.all_to_all_single(even, rows)
+        uneven = torch.empty(4 if rank else 8)
+        of.all_to_all_single(uneven, rows, [2, 2] if rank else [4, 4], [4, 2])
+        got[rank] = even.tolist(), uneven.tolist()
+        with pytest.raises(EmulatorError, match="5 rows are not 2 equal parts"):
+            of.all_to_all_single(even, rows[:5])
+        with pytest.raises(EmulatorError, match=rf"rank {rank} gets \[3, 3\] rows, not \[2, 4\]"):
+            of.all_to_all_single(even, rows, [2, 4])
+
+    ranks.run(body)
+    assert got == {
+        0: ([0, 1, 2, 10, 11, 12], [0, 1, 2, 3, 10, 11, 12, 13]),
+        1: ([3, 4, 5, 13, 14, 15], [4, 5, 14, 15]),
+    }
+
+
+def test_a_collective_that_ranks_lack_is_refused_by_its_name() -> None:
+    functions = Collectives(needs.module("torch"), Ranks(1)).functions()
+    for name in UNSUPPORTED:
+        with pytest.raises(EmulatorError, match=rf"torch\.distributed\.{name} does not run with --ranks"):
+            functions[name]()
 
 
 OF_INDUCTOR = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -22,6 +23,7 @@ from layoutgemm.emulator.host.triton_calls import (
     TritonLaunch,
     _driven,
     host_cublas,
+    tuned_here,
 )
 from layoutgemm.errors import EmulatorError
 from tests import needs
@@ -104,6 +106,65 @@ def test_a_descriptor_is_its_map_or_its_parts(descriptors: list[object] | None, 
     module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)
     made = module.compiled_launcher({}, {0: "tensordesc<fp16[64, 32]>", 1: "i32"}, descriptors)
     assert made.types == [*parts, "i32", "i32", "i64", "i64", "i32"]
+
+
+class Autotuner:
+    """As Triton's: it times its configurations, and runs the best one. Each is what a launch raises, or None."""
+
+    def __init__(self, configurations: list[Exception | None], launch: Callable[[], None], in_lists: bool) -> None:
+        self.configurations, self.launch, self.in_lists = configurations, launch, in_lists
+
+    def prune_configs(self, kwargs: object) -> list[int]:
+        return list(range(len(self.configurations)))
+
+    def _bench(self, *args: object, config: int) -> object:
+        self.launch()
+        time = float("inf") if self.configurations[config] is not None else 1.0
+        return [time] * 3 if self.in_lists else time
+
+    def check_disk_cache(self, key: object, configurations: object, measure: Callable[[], object]) -> bool:
+        raise AssertionError("times of the emulator are written to the disk")
+
+    def run(self) -> int:
+        times: dict[int, object] = {}
+        self.check_disk_cache(
+            "key", [], lambda: times.update({n: self._bench(config=n) for n in self.prune_configs({})})
+        )
+        best: int = min(times, key=times.get)  # type: ignore[arg-type]
+        self.launch()
+        return best
+
+
+@pytest.mark.parametrize("in_lists", [False, True])
+@pytest.mark.parametrize("every, launches, told", [(False, 1, 1), (True, 4, 0)])
+def test_an_autotuned_kernel_runs_once_or_in_each_configuration(
+    in_lists: bool, every: bool, launches: int, told: int
+) -> None:
+    with emulated_gpu("sm_90a") as gpu:
+        x = torch.zeros(40, device="cuda")
+        module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: gpu.runs.append(emulate(one)))
+        with module.loading(KERNELS):
+            _, function, *_ = module.load_binary("grow", b"", 0, 0)
+
+        def launch() -> None:
+            own = [KernelArg(None, KERNEL)] * 3
+            module.launch(2, 1, 1, 0, function, False, False, None, None, None, None, None, None, own,
+                          ["*fp32", "fp32", "i32"], [x, 1.0, 40])  # fmt: skip
+
+        notes: list[str] = []
+        with tuned_here(Autotuner, module, every, notes.append):
+            tuner = Autotuner([MemoryError(), None, None], launch, in_lists)
+            assert tuner.run() == 1 and len(gpu.runs) == launches and x.tolist() == [launches] * 40
+            assert tuner.run() == 1 and len(gpu.runs) == 2 * launches  # as for another key
+    assert len(set(notes)) == told and all("--autotune all" in note for note in notes)
+
+
+def test_configurations_to_run_are_first_or_all() -> None:
+    with (
+        pytest.raises(EmulatorError, match="autotune='fastest'; it is one of 'first', 'all'"),
+        emulated_gpu(autotune="fastest"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("known", [False, True])

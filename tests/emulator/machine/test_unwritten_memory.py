@@ -70,6 +70,7 @@ def test_the_arrays_are_those_of_the_first_run() -> None:
     class Ran:
         def __init__(self) -> None:
             self.suspects, self.findings = [Finding("uninitialised", "read", 1, text)], ["other"]
+            self.racing = None
 
     def run(policy: Policy, watch: object) -> list[Ran]:
         fills.append(policy.fill)
