@@ -17,6 +17,7 @@ from tests.needs import module
 ROOT = Path(__file__).resolve().parents[2]
 # Program -> command lines that measure on torch's GPU, or on what the CUDA driver alone finds.
 BY_TORCH = {
+    "bench_ahead": [""],
     "bench_ampere": ["run FOLDER"],
     "bench_doors": ["", "--parts jax"],
     "bench_epilogue": [""],
