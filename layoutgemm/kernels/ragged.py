@@ -178,6 +178,7 @@ class Ragged(GroupOffsets):
         """
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 
+    @checked(PlanError)
     def lines(self, entry: Callable[[W], W], group: W, each: W) -> tuple[W, W]:
         """First line and end of a group where all groups lie in one matrix. Ints or traced integers alike.
 
@@ -189,6 +190,7 @@ class Ragged(GroupOffsets):
         start, end = self.rows(entry, group)
         return (group * each + start, group * each + end) if self.masked else (start, end)
 
+    @checked(PlanError)
     def counting(self, numbers: npt.NDArray[np.int64], lines: int) -> npt.NDArray[np.bool_]:
         """True for each of the lines of one matrix that is of a group.
 

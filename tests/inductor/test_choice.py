@@ -120,7 +120,9 @@ def test_hooks_of_the_process_are_removed_in_their_order_by_any_thread(monkeypat
     assert config.post_grad_custom_post_pass is None
 
 
-@pytest.mark.skipif(not module.hooks_of_threads(), reason="torch has one configuration for all threads")
+@pytest.mark.skipif(
+    not module.hooks_of_threads(), reason="threads share one configuration in this torch: install 2.13 or later"
+)
 def test_hooks_are_of_a_thread_and_removed_there() -> None:
     a, b, out = torch.ones(4, 16).bfloat16(), torch.ones(16, 8).bfloat16(), torch.empty(4, 8).bfloat16()
     with inductor.register() as registered:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests import needs
+
+torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm import QuantizedFormat, QuantizedWeight, Sm90Config, nn
