@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -100,9 +101,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = lambda *_: 0.0
+    _compile_here()
     gc.freeze()
     gc.set_threshold(1_000_000, 4, 100)  # at 200_000 it takes 3 to 4% of the tests of layouts and of torch's compiler
     gc.enable()
+
+
+def _compile_here() -> None:
+    """Compile torch's kernels in this process, which has the DSL, as all others are compiled.
+
+    A process of their own would import it anew after every pause: 3 s. With a GPU kernels are compiled as for users.
+    """
+    compiling = sys.modules.get("layoutgemm.kernels.compile.compiler")
+    if compiling is not None and missing_gpu() is not None:
+        real = compiling.asking
+        compiling.asking = lambda ask: contextlib.nullcontext()
+        compiling.asking.real = real  # for the tests of it
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

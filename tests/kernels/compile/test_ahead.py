@@ -26,6 +26,7 @@ from layoutgemm.kernels.fp8.plan import JoinedPlan, QuantizePlan
 from layoutgemm.kernels.gates.plan import GatePlan
 from layoutgemm.kernels.quantized.dense import DensePlan
 from layoutgemm.kernels.run import occupancy
+from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.torch_op import compile_ahead, tune_call
 
 pytestmark = pytest.mark.dsl
@@ -125,6 +126,17 @@ def test_the_gpus_occupancy_stays_known(answers: list[Any], monkeypatch: pytest.
     assert asked == [0, 0]
 
 
+def test_each_function_of_torch_asks_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for a kernel that neither memory nor the cache has; conftest compiles all others here."""
+    asked: list[Any] = []
+    monkeypatch.setattr(compiler, "asking", getattr(compiler.asking, "real", compiler.asking))
+    monkeypatch.setattr(worker, "prepare", lambda plan, facts: asked.append((type(plan).__name__, facts["arch"])))
+    for plan in (QuantizePlan("bf16", "e4m3", 1), Sm90Plan.derive(8, 8, 8, config=SMALL)):
+        for _ in range(2):
+            worker.compile_apart(plan)
+    assert asked == [("QuantizePlan", "sm_90a"), ("Sm90Plan", "sm_90a")]
+
+
 def test_an_error_compiles_nothing_and_launches_go_on(answers: list[Any]) -> None:
     with pytest.raises(KeyError), compile_ahead():
         raise KeyError("a user's")
@@ -199,7 +211,5 @@ def test_the_command_compiles_what_a_gpu_launches(tmp_path: Path) -> None:
     printed, last = done.stdout.splitlines()
     assert printed == "4" and done.returncode == 3, done.stderr
     assert json.loads(last) == {"kernels": 1, "ready": 0, "failed": [], "status": 4}
-    from layoutgemm.kernels import Sm90Plan
-
     wanted = Sm90Plan.derive(8, 8, 8, config=SMALL)
     assert cache.kept(compiler.facts_of(wanted)) and worker.compile_apart(wanted).cached
