@@ -17,7 +17,7 @@ from ...emulator.joined import Joined
 from ...errors import PlanError
 from . import cache, compiler
 from .compiler import CompiledGemm
-from .launcher import ENTRY, ArgumentBlock, Launcher
+from .launcher import ENTRY, Launcher
 from .worker import Compiles, build
 
 Progress = Callable[[str], object]
@@ -69,10 +69,6 @@ class _IdleLauncher(Launcher):
 
     def load(self, device: int) -> None:
         """Nothing: there is no code yet."""
-
-    def block(self, arguments: object) -> ArgumentBlock:
-        """A block with these arguments."""
-        return super().block(arguments)  # type: ignore[arg-type]
 
 
 IdleGemm.launcher = _IdleLauncher()  # of the class: within an emulated GPU each CompiledGemm has another one
